@@ -15,7 +15,7 @@ from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import SegmentAttention, attention, merge_segments
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import RESIDUALS, ROW_STEPS, LayerChains, runs
 from localkv.kernels.cpu.linear.activation_job import (

@@ -13,7 +13,7 @@ import numpy as np
 from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MoeSpec
 from localkv.arch.spec import LayerSpec
 from localkv.kernels.backend import FeedForward
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once
 from localkv.kernels.cpu.moe.expert_steps import ExpertSteps, experts_run, mlp_runs
 from localkv.kernels.cpu.runtime.chain import Chain

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import address
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.row_operations import MANY_VALUES

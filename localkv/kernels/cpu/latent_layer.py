@@ -18,7 +18,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import Merge
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.attention_layer import StoredRows, is_stored_at_once
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized

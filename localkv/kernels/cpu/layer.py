@@ -21,7 +21,7 @@ from localkv.arch.mixer_spec import (
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.expert_layer import ExpertLayer
 from localkv.kernels.cpu.latent_layer import LatentLayer

@@ -14,7 +14,7 @@ import numpy as np
 from localkv.arch.ffn_spec import MlpSpec
 from localkv.arch.spec import LayerSpec
 from localkv.kernels.activation import softplus
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.activation_job import ActivationJob, GateJob, ResidualJob

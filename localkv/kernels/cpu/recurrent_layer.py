@@ -16,7 +16,7 @@ from localkv.cache.layer_cache import LayerCache
 from localkv.cache.recurrent_state import StateRows
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.layer_chains import LayerChains, runs
 from localkv.kernels.cpu.linear.products import CpuProducts, add_products, with_bias
 from localkv.kernels.cpu.recurrent.kernels import has_recurrent_kernel

@@ -12,7 +12,7 @@ import numpy as np
 from localkv.arch.ffn_spec import Activation, MlpSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats, whole_vectors
+from localkv.kernels.cpu.addresses import Floats, whole_vectors
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob

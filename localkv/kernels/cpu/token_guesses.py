@@ -14,7 +14,7 @@ import numpy as np
 
 from localkv.kernels.backend import MovedBatch
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized

@@ -15,7 +15,7 @@ from localkv.arch.mixer_spec import (
 from localkv.arch.spec import LayerSpec
 from localkv.kernels.backend import StackLayer, TokenBatch
 from localkv.kernels.cpu import latent_layer, recurrent_layer
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.attention_layer import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.backend import MovedBatch, TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
 from localkv.kernels.cpu.store.group_store import check_groups
 

@@ -24,7 +24,7 @@ from localkv.kernels.backend import (
     TokenInputs,
     capped_logits,
 )
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps

@@ -13,7 +13,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.kernels.bounds import BoundsError, check_segment
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.job import TILE_ROWS
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,

@@ -11,7 +11,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import address
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.bounds import check_batch
 from localkv.kernels.cpu.attention.latent_job import (
     BLOCK_ITEMS,

@@ -21,7 +21,7 @@ from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.fetch_plan import plan_fetches
 from localkv.kernels.cpu.attention.job import PLANE, TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (

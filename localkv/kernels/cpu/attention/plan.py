@@ -13,7 +13,7 @@ import numpy as np
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
-from localkv.kernels.cpu.arrays import address
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS, FEW_ROWS

@@ -16,7 +16,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.job import Job
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_worker

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import check_array
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS

@@ -9,7 +9,7 @@ import numpy as np
 
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS

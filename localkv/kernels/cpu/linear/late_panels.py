@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.cpu.arrays import address
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized

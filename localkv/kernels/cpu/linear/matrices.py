@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError, check_array
-from localkv.kernels.cpu.arrays import address
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS

@@ -18,7 +18,7 @@ import numpy as np
 
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_array
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.head_products import head_products
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MatrixJob, MultiplyJob

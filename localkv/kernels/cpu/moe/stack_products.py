@@ -15,7 +15,7 @@ import numpy as np
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.job import (
     PACK_ITEMS,

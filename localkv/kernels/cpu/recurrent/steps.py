@@ -8,7 +8,7 @@ import numpy as np
 
 from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from localkv.cache.recurrent_state import StateRows
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import LayerChains
 from localkv.kernels.cpu.recurrent.job import ConvJob, GatedConvJob, OutputJob, ScanJob

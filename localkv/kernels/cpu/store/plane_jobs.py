@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.formats.base import QuantFormat
-from localkv.kernels.cpu.arrays import all_bytes
+from localkv.kernels.cpu.addresses import all_bytes
 from localkv.kernels.cpu.runtime.chain import Memory
 from localkv.kernels.cpu.store.job import PlaneJob
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from localkv.cache.arrays import Arrays
 from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import copied, put_copies, repack_page, unpacked
-from localkv.kernels.cpu.arrays import Floats, NumpyArrays
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 
 
-def repack_page_cpu(arrays: NumpyArrays, source: Segment, target: Segment, page: int) -> None:
+def repack_page_cpu(arrays: Arrays, source: Segment, target: Segment, page: int) -> None:
     """As `cache/repack.py` has it, bit for bit."""
     if target.is_whole:
         repack_page(arrays, source, target, page)

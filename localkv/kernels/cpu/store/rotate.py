@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.store.job import RotateJob
 from localkv.system.threads import n_threads

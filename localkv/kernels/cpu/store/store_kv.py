@@ -13,7 +13,7 @@ from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
