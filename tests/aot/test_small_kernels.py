@@ -16,8 +16,8 @@ from localkv.kernels.gpu.moe.kernels import combine_kernel
 from localkv.kernels.gpu.moe.route import route_kernel
 from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
-from localkv.kernels.gpu.recurrent.scan import columns_of, scan_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
+from localkv.kernels.gpu.scan import columns_of, scan_kernel
 from support.aot.aot_report import ARCHS, compile_kernel, gpus_in_turn, resources
 from support.aot.product_builds import plane_types
 from support.quick import quick

@@ -10,7 +10,7 @@ import torch
 
 from localkv.cache.recurrent_state import StateRows
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.gpu.recurrent.scan import scan
+from localkv.kernels.gpu.scan import scan
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.recurrence import scan_by_token
 from localkv.kernels.reference.backend import reference_backend

@@ -26,8 +26,8 @@ from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
-from localkv.kernels.gpu.recurrent.scan import scan
 from localkv.kernels.gpu.repack import repack_page_gpu
+from localkv.kernels.gpu.scan import scan
 from localkv.kernels.method import Method, Methods
 from localkv.kernels.recurrence import Recurrence
 from localkv.kernels.recurrent_mixers import recurrent_mixers
