@@ -225,7 +225,7 @@ def test_a_step_gets_its_token_s_rows_from_the_host(name: str, tmp_path: Path) -
     for token in SOME[:5]:
         got = loop.logits(sequence, token)
         batch = caches[1].batch([(other, [token])], generated=True)
-        torch.testing.assert_close(got, model.forward(batch, caches[1]))
+        assert nmse(got, model.forward(batch, caches[1])) < 1e-10
         sequence.length += 1
         other.length += 1
     drawing = replace(model.backend, draw=lambda params: lambda logits, random: logits)
