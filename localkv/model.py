@@ -19,6 +19,7 @@ from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Draw
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import (
@@ -39,6 +40,8 @@ from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.kernels.streams import OneStream, Streams
 from localkv.sampling.params import SamplingParams
 
+NO_ROWS = LayerCache(())
+"""Of a layer that stores nothing; always this object, since a backend's chains are made for one."""
 PER_LAYER_ROWS = Method("rows of the file, decoded in NumPy; the host draws tokens")
 """Of tokens, which it has to know: none is drawn elsewhere."""
 
@@ -91,9 +94,9 @@ class Transformer:
         Layers are of a kind if their specifications are equal, the types and shapes of weights, and
         the types of their rows in the cache, if there is one.
         """
+        caches = [NO_ROWS] * len(self._stack) if cache is None else self._caches(cache)
         kinds = [
-            (layer.spec, _kind(layer.weights), cache.layers[layer.rows].types if cache else ())
-            for layer in self._stack
+            (layer.spec, _kind(layer.weights), caches[layer.rows].types) for layer in self._stack
         ]
         n = 1 + max(map(kinds.index, kinds))
         return self.first_layers(min(n + 1, len(kinds)))
@@ -155,7 +158,8 @@ class Transformer:
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         if x is None:
             x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
-        given, streams = TokenBatch(inputs, cache.layers, batch, None), OneStream(x, backend)
+        given = TokenBatch(inputs, self._caches(cache), batch, None)
+        streams = OneStream(x, backend)
         for index in range(first, config.n_layers):
             before_layer(index, streams.x)
             self._run_layer(index, self._stack[index], streams, given)
@@ -267,7 +271,12 @@ class Transformer:
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
         embedded = self._layer_inputs(x, batch, rows)
-        return x, TokenBatch(inputs, cache.layers, batch, embedded, head)
+        return x, TokenBatch(inputs, self._caches(cache), batch, embedded, head)
+
+    def _caches(self, cache: KVCache) -> Sequence[LayerCache]:
+        """Of each layer, also those behind the last that stores something."""
+        n_behind = len(self._stack) - len(cache.layers)
+        return cache.layers if n_behind <= 0 else [*cache.layers, *[NO_ROWS] * n_behind]
 
     def _at_once(self, x: Array, given: TokenBatch) -> Array | None:
         """As `Backend.run_layers`."""

@@ -15,6 +15,8 @@ import torch
 
 from localkv.arch.mixer_spec import DeltaNetSpec
 from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -23,8 +25,10 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.exact_prefill import ExactPrefillCache
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 from support.forward import logits, new_cache, nmse, run, run_together
-from support.hybrid_models import IDS, KEYS, N_VOCAB, SHOWN, HybridModel, hybrid
+from support.hybrid_models import IDS, KEYS, LAYERS, N_VOCAB, SHOWN, HybridModel, hybrid
 
 STORED = json.loads((Path(__file__).parent / "data" / "llama_cpp_hybrids.json").read_text())
 BACKENDS = [reference_backend(), cpu_backend()]
@@ -172,6 +176,22 @@ def test_one_mixer_beside_another(tmp_path: Path) -> None:
     other = Transformer(alone, model.weights, model.backend)
     got = run(other, new_cache(model, F16), IDS)[list(SHOWN)]
     assert nmse(got, wanted("falcon-h1")) > 1e-3
+
+
+def test_the_last_layer_may_be_a_block_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Nemotron-H: it stores neither rows nor a state."""
+    monkeypatch.setitem(LAYERS, "nemotron_h", ["mamba", "attention", "mamba", "mlp"])
+    path = hybrid("nemotron_h").write(tmp_path / "model.gguf")
+    want = logits(path, reference_backend(torch.float64), IDS, "f32")
+    for chunk in (1, 37):
+        assert nmse(logits(path, cpu_backend(), IDS, "f32", chunk=chunk), want) < 1e-10
+    engine = Engine(model_of(path), CacheConfig(n_ctx=64))
+    sampler = Sampler(SamplingParams(temperature=0), n_vocab=N_VOCAB)
+    drawn = list(engine.generate(IDS[:5], sampler=sampler, max_tokens=3))
+    again = engine.logits([*IDS[:5], *drawn[:2]])
+    assert drawn == [int(row.argmax()) for row in again[-3:]]
 
 
 def interleaved(model: HybridModel) -> HybridModel:
