@@ -57,7 +57,7 @@ KNOWN = {
     "latent attention": ("deepseek2", "mistral4", "minicpm3"),
     "recurrent layers": (
         "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h",
-        "falcon-h1",
+        "nemotron_h_moe", "falcon-h1",
     ),
 }  # fmt: skip
 """Architectures that most people mean, by what their layers have."""

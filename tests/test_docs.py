@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import tomllib
 from fnmatch import fnmatch
@@ -38,6 +39,16 @@ def test_tables_of_models_are_current() -> None:
     for page in tables.PAGES:
         text = page.read_text()
         assert text == tables.with_tables(text), "run python docs/make_models_tables.py"
+
+
+def test_what_llama_cpp_runs_is_supported_or_named() -> None:
+    """Every architecture of llama-cpp-python 0.3.36 (`LLM_ARCH_NAMES`)."""
+    names = json.loads((ROOT / "tests" / "data" / "llama_cpp_architectures.json").read_text())
+    page = (ROOT / "docs" / "models.md").read_text()
+    left_out = page[page.index("these are left\nout:") : page.index("Keys that would change")]
+    named = set(re.findall(r"`([^`]+)`", left_out))
+    assert set(ARCHS) <= set(names)
+    assert set(names) - set(ARCHS) == named & set(names) - {"nemotron_h_moe"}
 
 
 def test_tables_of_speed_are_current() -> None:

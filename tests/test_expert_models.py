@@ -23,6 +23,8 @@ from localkv.model import Transformer
 from support.expert_models import EXPERT_MODELS, IDS, N_VOCAB, SHOWN
 from support.f32_copy import f32_copy
 from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
+from support.hybrid_models import KEYS as HYBRIDS
+from support.hybrid_models import hybrid
 
 STORED = json.loads((Path(__file__).parent / "data" / "llama_cpp_experts.json").read_text())
 N_IDS = 90
@@ -129,6 +131,13 @@ PARTS = {
     "cohere2moe": {"half of the shared expert": spec_with(shared_scale=1.0)},
     "afmoe": {"gate": without_gate},
     "deepseek": {"factor": spec_with(weights_scale=1.0)},
+    "deepseek2-ocr": {"shared expert": weights_without("shared")},
+    "nemotron_h_moe": {
+        "squared ReLU": spec_with(activation="gelu"),
+        "sigmoid": spec_with(gating="softmax"),
+        "selection bias": weights_without("exp_probs_b"),
+        "shared expert": weights_without("shared"),
+    },
 }
 """By model, what leaves out a part of it."""
 
@@ -137,8 +146,9 @@ PARTS = {
 def test_every_part_matters(name: str, conformance: Path, tmp_path: Path) -> None:
     """Without one the logits are far from what they are with it."""
     path, ids = conformance / f"archs2/{name}.gguf", CONFORMANCE_IDS[:N_IDS]
-    if name in EXPERT_MODELS:
-        path, ids = EXPERT_MODELS[name].write(tmp_path / "model.gguf"), IDS
+    if name in EXPERT_MODELS or name in HYBRIDS:
+        model_file = EXPERT_MODELS.get(name) or hybrid(name)
+        path, ids = model_file.write(tmp_path / "model.gguf"), IDS
     backend = cpu_backend()
     model, _ = load_model(path, backend)
     f16 = SegmentSpec("f16", "f16")

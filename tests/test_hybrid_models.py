@@ -236,7 +236,7 @@ def test_tensors_by_key_head(backend: Backend, tmp_path: Path) -> None:
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, "a model of recurrent layers only"),
         ("lfm2", {"shortconv.l_cache": 4}, r"shortconv.conv.weight.* shape \[128, 3\]"),
         ("granitehybrid", {"ssm.group_count": 3}, "4 heads and 3 groups don't divide"),
-        ("nemotron_h", {"expert_count": 2}, "Nemotron-H with experts is not supported"),
+        ("nemotron_h_moe", {"moe_latent_size": 64}, "experts that read a latent"),
     ],
 )
 def test_contradictory_files(name: str, keys: Any, message: str, tmp_path: Path) -> None:

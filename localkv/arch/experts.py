@@ -27,6 +27,7 @@ def experts(
     gating_varies: bool = False,
     renormalise: bool | None = True,
     scaled: bool = False,
+    n_used: int = 0,
     n_ff: int = 0,
     **changes: Any,
 ) -> MoeSpec:
@@ -37,6 +38,7 @@ def experts(
         gating_varies: the file may name another.
         renormalise: see `MoeSpec`; None if the file says it, and no otherwise.
         scaled: the architecture takes a factor on the weights.
+        n_used: how many a token uses, if that is not the same in all layers.
         n_ff: width of an expert, if it is not that of the keys.
         changes: other fields of `MoeSpec`.
 
@@ -44,8 +46,8 @@ def experts(
         ModelFileError: values contradict each other, or a way to choose experts is not known.
     """
     n_experts = facts.integer("expert_count")
-    n_used = facts.same_in_all_layers("expert_used_count")
-    if n_used > n_experts:
+    n_used = n_used or facts.same_in_all_layers("expert_used_count")
+    if not 0 < n_used <= n_experts:
         raise ModelFileError(f"{n_used} of {n_experts} experts can't be used")
     n_groups, n_groups_used = _groups(facts, n_experts, n_used)
     if renormalise is None:

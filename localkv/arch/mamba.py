@@ -76,7 +76,8 @@ def granite_hybrid(facts: Facts) -> ModelSpec:
 
 
 def nemotron_h(facts: Facts) -> ModelSpec:
-    """Layers that have one block each: Mamba-2, attention without RoPE, or feed-forward."""
+    """Layers that have one block each: Mamba-2, attention without RoPE, or feed-forward: dense, or
+    experts in Nemotron 3 Nano."""
     rms = "attention.layer_norm_rms_epsilon"
     eps = _eps(facts) if facts.has(rms) else facts.number("attention.layer_norm_epsilon")
     net, norm = mamba2(facts, eps), NormSpec("attn_norm", "rms", eps)
@@ -88,16 +89,36 @@ def nemotron_h(facts: Facts) -> ModelSpec:
     layers = []
     for i, (n, width) in enumerate(zip(kv_heads, widths, strict=True)):
         if width:
-            layers.append(LayerSpec(None, _squared(facts, width), None, norm))
+            layers.append(LayerSpec(None, _squared(facts, i, width), None, norm))
         else:
             layers.append(LayerSpec(_unrotated(facts, i) if n else net, None, norm, None))
     return plain.model(facts, layers, output_norm=NormSpec("output_norm", "rms", eps))
 
 
-def _squared(facts: Facts, width: int) -> MlpSpec:
-    if facts.integer("expert_count", 0):
-        raise ModelFileError("Nemotron-H with experts is not supported")
-    return MlpSpec(width, "relu2", gated=False)
+def _squared(facts: Facts, layer: int, width: int) -> MlpSpec | MoeSpec:
+    """A dense block, or experts, which layers may have in other numbers and widths.
+
+    Raises:
+        ModelFileError: the experts read a latent (Nemotron 3 Super).
+    """
+    if not facts.integer("expert_count", 0):
+        return MlpSpec(width, "relu2", gated=False)
+    if facts.integer("moe_latent_size", 0):
+        key = facts.key("moe_latent_size")
+        raise ModelFileError(f"experts that read a latent (key {key!r}) are not supported")
+    n_used = facts.per_layer("expert_used_count")[layer]
+    return experts(
+        facts,
+        gating="sigmoid",
+        renormalise=None,
+        scaled=True,
+        n_used=n_used,
+        n_ff=facts.per_layer("expert_feed_forward_length", 0)[layer] or width // max(1, n_used),
+        n_ff_shared=facts.integer("expert_shared_feed_forward_length"),
+        selection_bias=True,
+        activation="relu2",
+        gated=False,
+    )
 
 
 def _unrotated(facts: Facts, layer: int) -> AttentionSpec:
@@ -120,5 +141,6 @@ def falcon_h1(facts: Facts) -> ModelSpec:
 ARCHITECTURES = {
     "granitehybrid": granite_hybrid,
     "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h,
     "falcon-h1": falcon_h1,
 }

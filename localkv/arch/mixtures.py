@@ -1,8 +1,8 @@
 """Plain layers with routed experts, which differ in how experts are chosen and weighed.
 
 After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
-`dots1.cpp`, `deepseek.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`, `ernie4-5-moe.cpp` and
-`glm4-moe.cpp`.
+`dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`,
+`ernie4-5-moe.cpp` and `glm4-moe.cpp`.
 """
 
 from __future__ import annotations
@@ -98,6 +98,22 @@ def deepseek(facts: Facts) -> ModelSpec:
     return _llama_like(facts, leading_dense(facts), renormalise=False)
 
 
+def deepseek_ocr(facts: Facts) -> ModelSpec:
+    """The part of DeepSeek-OCR that reads text: no latents, and RoPE that is never scaled."""
+    attention = plain.attention(facts, interleaved=False)
+    attention = replace(attention, rope=RopeSpec(attention.key_dim, interleaved=False))
+    moe = experts(
+        facts,
+        gating_varies=True,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=expert_width(facts) * facts.integer("expert_shared_count"),
+        selection_bias=has_selection_bias(facts),
+    )
+    layer = plain.layer(facts, attention, moe)
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, leading_dense(facts)))
+
+
 def bailingmoe(facts: Facts) -> ModelSpec:
     """Ling 1."""
     return _llama_like(facts, [False] * facts.n_layers, renormalise=None)
@@ -181,6 +197,7 @@ ARCHITECTURES = {
     "bailingmoe2": bailingmoe2,
     "dots1": dots1,
     "deepseek": deepseek,
+    "deepseek2-ocr": deepseek_ocr,
     "bailingmoe": bailingmoe,
     "hy_v3": hunyuan3,
     "mellum": mellum,

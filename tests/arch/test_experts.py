@@ -56,6 +56,26 @@ def test_blocks_that_predict_are_no_layers() -> None:
     assert spec.ignored_tensors == ("blk.4.", "blk.5.")
 
 
+def test_layers_of_nemotron_have_experts_of_their_own_number_and_width() -> None:
+    keys = {
+        **KEYS,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 96,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 3,
+        "ssm.group_count": 1,
+        "attention.head_count_kv": [0, 0, 2, 0, 0, 0],
+        "feed_forward_length": [0, 96, 0, 0, 96, 0],
+        "expert_used_count": [0, 2, 0, 0, 3, 0],
+        "expert_feed_forward_length": [0, 48, 0, 0, 0, 0],
+        "expert_shared_feed_forward_length": 64,
+    }
+    moes = [layer.moe for layer in spec_of("nemotron_h_moe", keys).layers if layer.moe]
+    assert [(moe.n_experts_used, moe.n_ff) for moe in moes] == [(2, 48), (3, 32)]
+    with pytest.raises(ModelFileError, match="0 of 8 experts can't be used"):
+        spec_of("nemotron_h_moe", {**keys, "expert_used_count": 0})
+
+
 def test_a_file_has_a_selection_bias_or_not() -> None:
     for name, tensor in (("dots1", "exp_probs_b.bias"), ("hy_v3", "exp_probs_b")):
         routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(6)]

@@ -15,7 +15,7 @@ from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.recurrence import scan_by_token
 from localkv.kernels.reference.backend import reference_backend
 from support.forward import logits, nmse
-from support.hybrid_models import KEYS, hybrid
+from support.hybrid_models import KEYS, LAYERS, hybrid
 
 pytestmark = pytest.mark.usefixtures("large_tiles")
 
@@ -63,4 +63,6 @@ def test_models(name: str, tmp_path: Path) -> None:
     path, ids = hybrid(name).write(tmp_path / "model.gguf"), [5, 90, 3, 17, 60, 2]
     want = logits(path, reference_backend(torch.float64), ids, "f32")
     assert nmse(logits(path, triton_backend("cpu"), ids, "f32", chunk=4), want) < 1e-5
-    assert nmse(logits(path, triton_backend("cpu"), ids[:3], "f32", chunk=1), want[:3]) < 1e-9
+    # beside experts' F16 matrices activations are rounded to f16, to one side or the other
+    limit = 1e-6 if "experts" in LAYERS[name] else 1e-9
+    assert nmse(logits(path, triton_backend("cpu"), ids[:3], "f32", chunk=1), want[:3]) < limit

@@ -38,6 +38,7 @@ class ExpertModel:
         layer_norm: the norms are LayerNorm.
         tied: the output matrix is the embedding.
         divisors: there is `rope_freqs.weight`.
+        n_kv_heads: heads of K and V.
     """
 
     architecture: str
@@ -53,6 +54,7 @@ class ExpertModel:
     layer_norm: bool = False
     tied: bool = False
     divisors: bool = False
+    n_kv_heads: int = N_KV_HEADS
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -63,7 +65,7 @@ class ExpertModel:
             "embedding_length": N_EMBD,
             "feed_forward_length": N_DENSE,
             "attention.head_count": N_HEADS,
-            "attention.head_count_kv": N_KV_HEADS,
+            "attention.head_count_kv": self.n_kv_heads,
             "attention.key_length": HEAD,
             "attention.value_length": HEAD,
             f"attention.{kind}_epsilon": 1e-5,
@@ -110,8 +112,8 @@ class ExpertModel:
             for name in self.norms:
                 vector(f"{at}{name}.weight", N_EMBD)
             matrix(f"{at}attn_q", N_HEADS * HEAD, N_EMBD, gain=1.3)
-            matrix(f"{at}attn_k", N_KV_HEADS * HEAD, N_EMBD, gain=1.3)
-            matrix(f"{at}attn_v", N_KV_HEADS * HEAD, N_EMBD)
+            matrix(f"{at}attn_k", self.n_kv_heads * HEAD, N_EMBD, gain=1.3)
+            matrix(f"{at}attn_v", self.n_kv_heads * HEAD, N_EMBD)
             matrix(f"{at}attn_output", N_EMBD, N_HEADS * HEAD)
             if self.gate:
                 matrix(f"{at}attn_gate", N_HEADS * HEAD, N_EMBD, gain=2.0)
@@ -174,6 +176,14 @@ EXPERT_MODELS = {
         {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
         dense=(0,),
         n_shared=2 * N_FF,
+    ),
+    "deepseek2-ocr": ExpertModel(
+        "deepseek2-ocr",
+        2,
+        {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+        dense=(0,),
+        n_shared=2 * N_FF,
+        n_kv_heads=N_HEADS,
     ),
     "bailingmoe": ExpertModel(
         "bailingmoe",

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 
 N_EMBD, HEAD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB, N_LAYERS = 128, 64, 2, 1, 96, 96, 4
+N_EXPERTS, N_SHARED = 8, 64
 IDS = [(i * 37 + 11) % N_VOCAB for i in range(60)]
 SHOWN = (3, 17, 38, 59)
 """Positions whose logits are stored."""
@@ -32,6 +33,7 @@ LAYERS = {
     "lfm2": ["conv", "attention", "conv", "attention"],
     "granitehybrid": ["mamba", "attention", "mamba", "attention"],
     "nemotron_h": ["mamba", "attention", "mlp", "mamba"],
+    "nemotron_h_moe": ["mamba", "experts", "attention", "experts"],
     "falcon-h1": ["both"] * 4,
 }
 """Of each architecture, what its layers are."""
@@ -66,19 +68,24 @@ class HybridModel:
     @property
     def _norm_kind(self) -> str:
         """What Nemotron-H's files call it, whose norms are RMSNorm, too."""
-        return "layer_norm" if self.architecture == "nemotron_h" else "layer_norm_rms"
+        return "layer_norm" if self.has_lone_blocks else "layer_norm_rms"
+
+    @property
+    def has_lone_blocks(self) -> bool:
+        """Whether a layer is a mixer or a feed-forward block (Nemotron-H)."""
+        return self.architecture.startswith("nemotron_h")
 
     def all_keys(self) -> dict[str, Any]:
         kinds = self.layers
         kv_heads = [N_KV_HEADS * (kind in ("attention", "gated", "both")) for kind in kinds]
-        widths = [N_FF * (kind == "mlp") for kind in kinds]
-        per_layer = self.architecture in ("lfm2", "granitehybrid", "nemotron_h")
+        widths = [N_FF * (kind in ("mlp", "experts")) for kind in kinds]
+        per_layer = self.has_lone_blocks or self.architecture in ("lfm2", "granitehybrid")
         return {
             "block_count": N_LAYERS,
             "context_length": 512,
             "vocab_size": N_VOCAB,
             "embedding_length": N_EMBD,
-            "feed_forward_length": widths if self.architecture == "nemotron_h" else N_FF,
+            "feed_forward_length": widths if self.has_lone_blocks else N_FF,
             "attention.head_count": N_HEADS,
             "attention.head_count_kv": kv_heads if per_layer else N_KV_HEADS,
             "attention.key_length": HEAD,
@@ -107,7 +114,7 @@ class HybridModel:
                 writer.add_uint32(name, value)
         for name, values in self.tensors.items():
             small = values.ndim == 1 or "conv" in name or name.endswith(("ssm_a", "ssm_d", "norm"))
-            small |= "ssm_norm" in name
+            small |= "ssm_norm" in name or "ffn_gate_inp" in name
             if "shortconv" in name and "proj" in name:
                 small = False
             writer.add_tensor(name, values.astype(np.float32 if small else np.float16))
@@ -147,16 +154,27 @@ class HybridModel:
         self._ffn(at, kind)
 
     def _ffn(self, at: str, kind: str) -> None:
-        if self.architecture == "nemotron_h":
+        if self.has_lone_blocks:
             if kind == "mlp":
                 self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
                 self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
+            if kind == "experts":
+                self._experts(at)
             return
         name = {"qwen35": "post_attention_norm.weight", "falcon-h1": "ffn_norm"}
         self._vector(f"{at}{name.get(self.architecture, 'ffn_norm.weight')}", N_EMBD)
         self._matrix(f"{at}ffn_gate", N_FF, N_EMBD)
         self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
         self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
+
+    def _experts(self, at: str) -> None:
+        """Blocks without gates, which a router of F32 chooses among, and a shared one."""
+        self._matrix(f"{at}ffn_gate_inp", N_EXPERTS, N_EMBD, gain=2.0)
+        self._matrix(f"{at}ffn_up_exps", N_EXPERTS, N_FF, N_EMBD)
+        self._matrix(f"{at}ffn_down_exps", N_EXPERTS, N_EMBD, N_FF, gain=1.5)
+        self._vector(f"{at}exp_probs_b.bias", N_EXPERTS, centre=0.0)
+        self._matrix(f"{at}ffn_up_shexp", N_SHARED, N_EMBD)
+        self._matrix(f"{at}ffn_down_shexp", N_EMBD, N_SHARED)
 
     def _mamba(self, at: str) -> None:
         width, state = self.keys["ssm.inner_size"], self.keys["ssm.state_size"]
@@ -197,6 +215,17 @@ KEYS: dict[str, dict[str, Any]] = {
     "lfm2": {"shortconv.l_cache": 3},
     "granitehybrid": {**SSM, **SCALES},
     "nemotron_h": SSM,
+    "nemotron_h_moe": {
+        **SSM,
+        "expert_count": N_EXPERTS,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": N_FF,
+        "expert_shared_feed_forward_length": N_SHARED,
+        "expert_shared_count": 1,
+        "expert_group_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    },
     "falcon-h1": {**SSM, "rope.freq_base": 100000.0},
 }
 
