@@ -10,6 +10,9 @@ from localkv.cache.ladder import ladder_text
 from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from localkv.config import CacheConfig
     from localkv.llm import LLM
     from localkv.memory.plan import MemoryPlan
 
@@ -25,7 +28,7 @@ def memory_line(llm: LLM) -> str:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
     if plan.weights_by_row:
         weights += f" besides {byte_size(plan.weights_by_row)} read by row"
-    type_k, type_v = cache.shown_types
+    type_k, type_v = _types(cache)
     rows = f"K {type_k} {byte_size(plan.cache_k)}, V {type_v} "
     if keeps_latents(llm.config.groups):
         rows = f"latents (K and V) {cache.type_k} {byte_size(plan.cache_k)}, "
@@ -57,8 +60,15 @@ def cache_types(llm: LLM) -> str:
         return f"latents {cache.type_k}, rotated keys {cache.type_k_rope}"
     if cache.kv_budget is not None:
         return f"K/V {ladder_text(cache.kv_ladder)}"
-    type_k, type_v = cache.shown_types
+    type_k, type_v = _types(cache)
     return f"K {type_k}, V {type_v}"
+
+
+def _types(cache: CacheConfig) -> Iterator[str]:
+    """Of K and of V: "f16", or "f16 (windows q8_0)" where layers with a window have their own."""
+    of_windows = cache.type_k_swa, cache.type_v_swa
+    for name, other in zip(cache.shown_types, of_windows, strict=True):
+        yield name if other in (None, name) else f"{name} (windows {other})"
 
 
 def _windows(plan: MemoryPlan, n_ctx: int) -> str:

@@ -62,6 +62,12 @@ def test_plan_shows_where_the_bytes_are(program: Program, path: Path) -> None:
     assert lines[-1].endswith('-ctk q8_0 -ctv q4_0 -ctk-swa f16 -p "Once upon a time"')
 
 
+def test_the_memory_line_names_types_of_windows(program: Program, path: Path) -> None:
+    asked = ("complete", "-m", path, "-c", "2048", "-ctk", "q8_0", "-n", "1", "-p", "a")
+    assert "K q8_0 (windows f16) " in program(*asked, "-ctk-swa", "f16", "-ctv-swa", "f16").err
+    assert "windows f16" not in program(*asked, "-ctv-swa", "f16").err
+
+
 def test_the_longest_context_fits_and_a_page_more_does_not(memory: ModelMemory) -> None:
     """Although the bytes of a page say little where most layers have stopped growing."""
     for cache in (CacheConfig(), CacheConfig("q8_0", "q4_0", n_sequences=3)):
