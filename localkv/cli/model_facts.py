@@ -132,4 +132,8 @@ def _rope(layer: LayerSpec) -> str:
     text = f"{rope.n_dims} channels, base {rope.theta:g}"
     if rope.scaling != "none":
         text += f", {rope.scaling} x{rope.factor:g} of {rope.original_context_length}"
+    if rope.long_divisors:
+        text += f", LongRoPE: other factors with -c above {rope.original_context_length}"
+    elif rope.divisors:
+        text += ", factors of the file"
     return text

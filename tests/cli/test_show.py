@@ -15,6 +15,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.memory.kv_bytes import fits_head, kv_bytes_per_token
 from localkv.memory.weight_bytes import weights_by_type
 from support import tiny_model as tiny
+from support.dense_variants import dense_variant
 from support.program import Program
 
 
@@ -112,6 +113,20 @@ def test_weights_by_type_puts_the_largest_first(tiny_model: Path) -> None:
     shares = weights_by_type(open_gguf(tiny_model).tensors.values())
     assert [share.name for share in shares] == ["f16", "f32"]
     assert weights_by_type([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("phi3-long", "32 channels, base 10000, LongRoPE: other factors with -c above 256"),
+        ("apertus", "64 channels, base 10000, factors of the file"),
+        ("olmo", "64 channels, base 10000"),
+    ],
+)
+def test_factors_of_rope(program: Program, name: str, said: str, tmp_path: Path) -> None:
+    path = dense_variant(name).write(tmp_path / "model.gguf")
+    lines = program("show", path).out.splitlines()
+    assert f"rope            {said}" in lines
 
 
 def test_a_model_without_a_tokenizer(program: Program, tmp_path: Path) -> None:
