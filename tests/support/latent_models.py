@@ -12,6 +12,23 @@ N_EMBD, N_HEADS, NOPE, ROPE, VALUE, LATENT, RANK, N_FF, N_VOCAB, N_LAYERS = (
 )
 
 
+MORE = {
+    "mistral4": {
+        "leading_dense_block_count": N_LAYERS,
+        "expert_count": 0,
+        "expert_feed_forward_length": N_FF,
+        "expert_shared_count": 1,
+        "attention.temperature_scale": 0.5,
+        "attention.temperature_length": 16,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_log_multiplier": 0.07,
+    }
+}
+"""Keys of architectures that have some of their own."""
+
+
 def latent_tensors(arch: str) -> dict[str, np.ndarray]:
     """Random values, sharp enough for attention to matter."""
     generator, made = np.random.default_rng(7), dict[str, np.ndarray]()
@@ -23,7 +40,7 @@ def latent_tensors(arch: str) -> dict[str, np.ndarray]:
     def norm(name: str, n: int) -> None:
         made[f"{name}.weight"] = (1 + 0.3 * generator.standard_normal(n)).astype(np.float32)
 
-    matrix("token_embd", N_VOCAB, N_EMBD, 8.0 if arch == "plm" else 1.0)
+    matrix("token_embd", N_VOCAB, N_EMBD, 1.0 if arch == "minicpm3" else 8.0)
     norm("output_norm", N_EMBD)
     for i in range(N_LAYERS):
         at = f"blk.{i}."
@@ -45,6 +62,13 @@ def latent_tensors(arch: str) -> dict[str, np.ndarray]:
     return made
 
 
+_ADD = {
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+}
+
+
 def write_latent(path: Path, arch: str, made: dict[str, np.ndarray]) -> Path:
     writer = gguf.GGUFWriter(path, arch)
     keys = {
@@ -59,9 +83,11 @@ def write_latent(path: Path, arch: str, made: dict[str, np.ndarray]) -> Path:
         "attention.kv_lora_rank": LATENT,
         "attention.q_lora_rank": RANK,
         "rope.dimension_count": ROPE,
+        "vocab_size": N_VOCAB,
     }
-    for key, value in keys.items():
-        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    for key, value in {**keys, **MORE.get(arch, {})}.items():
+        _ADD[type(value)](writer, f"{arch}.{key}", value)
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
     for name, values in made.items():
         writer.add_tensor(name, values)
