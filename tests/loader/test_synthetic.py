@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,9 @@ from localkv.errors import UsageError
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.select import select_backend
+from localkv.loader.known_shape import KnownShape
+from localkv.loader.known_shapes import KNOWN_SHAPES
+from localkv.loader.shapes import SHAPES
 from localkv.loader.synthetic import RANDOM_ROWS, random_rows, synthetic_model
 
 WEIGHT_TYPES = [fmt.name for fmt in FORMATS.values() if fmt.is_weight]
@@ -36,6 +41,37 @@ def test_a_synthetic_model_runs(shape: str, device: str) -> None:
     logits = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300)).logits([1, 2, 3, 4, 5])
     assert logits.shape == (5, 512)
     assert 0.3 < logits.std().item() < 3.0
+
+
+def narrow(shape: KnownShape) -> KnownShape:
+    """The first layers, until each kind was among them, of small widths; heads are as they are."""
+    layers, keys = SHAPES[shape.name].layers, dict(shape.keys)
+    n = len(layers)
+    if not keys.get("attention.shared_kv_layers"):  # the last layers read rows of others
+        n = 1 + max(layers.index(kind) for kind in layers)
+    head = keys["embedding_length"] // keys["attention.head_count"]
+    keys |= {"attention.key_length": keys.get("attention.key_length", head)}
+    for key, value in keys.items():
+        if isinstance(value, list) and len(value) == keys["block_count"]:
+            keys[key] = value[:n]
+        if key.endswith("feed_forward_length"):
+            width = 64 if key.startswith("expert") else 256
+            keys[key] = [width] * n if isinstance(value, list) else width
+    keys |= {"block_count": n, "embedding_length": 256}
+    if n_experts := keys.get("expert_count"):
+        keys["expert_count"] = min(n_experts, 32)
+    return replace(shape, n_vocab=512, keys=keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN_SHAPES)
+def test_every_shape_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KNOWN_SHAPES, name, narrow(KNOWN_SHAPES[name]))
+    model = synthetic_model(name, "q4_0", select_backend("cpu"))
+    logits = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300)).logits([1, 2, 3, 4, 5])
+    assert logits.shape == (5, 512)
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0
 
 
 def test_weights_that_were_laid_out_anew_are_kept_once() -> None:
