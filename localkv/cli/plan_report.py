@@ -6,6 +6,7 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from localkv.cache.cache_checks import keeps_latents
 from localkv.cli.memory_report import memory_json
 from localkv.cli.messages import one_line
 from localkv.cli.options import DEFAULT_BATCH
@@ -133,7 +134,7 @@ def plan_lines(plan: Plan) -> list[str]:
         *groups,
         "",
         "The longest context with other types of weights:",
-        *_quant_table(plan.quants),
+        *_quant_table(plan),
         "",
         *_advice(plan),
     ]
@@ -167,12 +168,16 @@ def _draft_facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _pair_table(plan: Plan) -> list[str]:
-    rows = [("K/V", "bits", "per token", "K", "V", "K + V", "total", "fits", "longest context")]
+    sides = ("K/V", "K", "V", "K + V")
+    if keeps_latents(plan.model.config.groups):
+        sides = ("latents", "latents", "rotated keys", "both")
+    name, *parts = sides
+    rows = [(name, "bits", "per token", *parts, "total", "fits", "longest context")]
     for fit in plan.pairs:
         k, v = fit.plan.cache_k, fit.plan.cache_v
         rows.append(
             (
-                _name(fit.pair),
+                _types(fit.pair, plan),
                 f"{fit.bits:.4g}",
                 byte_size(_bytes_per_token(plan, fit.pair)),
                 byte_size(k),
@@ -222,9 +227,10 @@ def _fits(fit: PairFit, budget: Budget) -> str:
     return "slowly" if fit.plan.resident <= budget.n_bytes else "no"
 
 
-def _quant_table(quants: list[QuantFit]) -> list[str]:
-    rows = [("weights", "bits", "bytes", *map(_name, quants[0].longest))]
-    for quant in quants:
+def _quant_table(plan: Plan) -> list[str]:
+    types = (_types(pair, plan) for pair in plan.quants[0].longest)
+    rows = [("weights", "bits", "bytes", *types)]
+    for quant in plan.quants:
         own = " (this one)" if quant.is_own else ""
         contexts = map(_tokens, quant.longest.values())
         row = (f"{quant.name.upper()}{own}", f"{quant.bits:.3g}", byte_size(quant.n_bytes))
@@ -269,6 +275,11 @@ def sight(group: CacheGroup) -> str:
 
 def _name(pair: Pair) -> str:
     return "/".join(pair)
+
+
+def _types(pair: Pair, plan: Plan) -> str:
+    """A pair's name; of latents K's type alone, since V is a view of them."""
+    return pair[0] if keeps_latents(plan.model.config.groups) else _name(pair)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

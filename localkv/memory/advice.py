@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from localkv.config import CacheConfig
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
-from localkv.memory.fit import Pair, usual_pairs
+from localkv.memory.fit import Pair, fitting_pairs, usual_pairs
 from localkv.memory.kv_bytes import mean_bits
 from localkv.memory.plan import MemoryPlan, ModelMemory
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
-from localkv.presets import PAIRS, USUAL
+from localkv.presets import PAIRS
 
 if TYPE_CHECKING:
     from localkv.loader.kv_risks import KVRisk
@@ -76,8 +76,8 @@ class Recommendation:
 
 def shown_pairs(memory: ModelMemory) -> list[Pair]:
     """The pairs of a table where the user names none, from the most bits to the fewest."""
-    usual = usual_pairs(memory.config)
-    return list(PAIRS) if len(usual) == len(USUAL) else usual  # else blocks don't fit the heads
+    shown = fitting_pairs(PAIRS, memory.config)
+    return shown if len(shown) > 1 else usual_pairs(memory.config)  # blocks don't fit the heads
 
 
 def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -> PairFit:

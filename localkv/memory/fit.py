@@ -6,10 +6,11 @@ are read from the file again for every token. So they are warned of, and the res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from localkv.cache.cache_checks import keeps_latents
 from localkv.errors import DoesNotFitError, byte_size
 from localkv.memory.kv_bytes import fits_head
 from localkv.presets import USUAL
@@ -29,8 +30,16 @@ WITHOUT_BLOCKS: Pair = ("fp8_e4m3_token", "fp8_e4m3_token")
 
 def usual_pairs(config: ModelSpec) -> list[Pair]:
     """The usual pairs that a model's heads can be kept in, from the most bits to the fewest."""
-    fitting = [pair for pair in USUAL if all(fits_head(name, config) for name in pair)]
+    fitting = fitting_pairs(USUAL, config)
     return fitting if len(fitting) > 1 else [*fitting, WITHOUT_BLOCKS]
+
+
+def fitting_pairs(pairs: Iterable[Pair], config: ModelSpec) -> list[Pair]:
+    """Those that a model's heads can be kept in; of latents, of which V is a view, one for each
+    type of K."""
+    if keeps_latents(config.groups):
+        pairs = dict.fromkeys((k, k) for k, _ in pairs)
+    return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
 
 
 def type_flags(pair: Pair) -> str:

@@ -351,6 +351,17 @@ def test_the_table(program: Program, tiny_model: Path) -> None:
     assert advice[0].startswith("recommended: 256 tokens fit in f16/f16")
 
 
+def test_latents_have_one_row_for_each_type_of_theirs(program: Program) -> None:
+    """V is a view of them, so that pairs that differ in its type are the same cache."""
+    asked = ("plan", "--synthetic", "deepseek-v2-lite:q4_0", "--memory", "64GiB", "-c", "4096")
+    lines = program(*asked).out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("latents "))
+    assert "latents  rotated keys" in lines[at]
+    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["f16", "q8_0", "q5_1", "q4_0"]
+    assert lines[at + 5] == ""
+    assert lines[-1] == "-c 4096 -ctk f16 -ctv f16"
+
+
 def test_exit_1_if_nothing_runs(program: Program, tiny_model: Path) -> None:
     """What is asked for fits with no pair of the table, which is printed all the same."""
 
