@@ -306,3 +306,25 @@ def granite4_shape(
             **more,
         },
     )
+
+
+def nemotron3_shape(name: str, n_embd: int, pattern: str) -> KnownShape:
+    """A letter for each layer: Mamba-2 (M), experts (E) or attention (*)."""
+    return any_shape(
+        name,
+        "nemotron_h_moe",
+        131072,
+        (len(pattern), n_embd, 0),
+        (32, [2 * (kind == "*") for kind in pattern], 128),
+        1 << 18,
+        tensors={"blk.0.ssm_norm.weight": (8, 512)},
+        feed_forward_length=[1856 * (kind == "E") for kind in pattern],
+        ssm__conv_kernel=4,
+        ssm__state_size=128,
+        ssm__group_count=8,
+        ssm__time_step_rank=64,
+        ssm__inner_size=4096,
+        expert_weights_norm=True,
+        expert_weights_scale=2.5,
+        **expert_keys(128, 6, 1856, expert_shared_feed_forward_length=3712),
+    )

@@ -20,6 +20,7 @@ from localkv.loader.known_shape import (
     latent_shape,
     lfm2_shape,
     llama_shape,
+    nemotron3_shape,
     qwen3_shape,
     qwen35_shape,
 )
@@ -249,6 +250,7 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
             expert_used_count=6,
             expert_shared_feed_forward_length=1024,
         ),
+        nemotron3_shape("nemotron-3-nano-30b-a3b", 2688, f"{5 * 'MEMEM*E'}MEMEMEM*EMEMEMEME"),
         any_shape(
             "olmo3-7b",
             "olmo2",

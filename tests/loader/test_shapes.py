@@ -50,6 +50,7 @@ BILLIONS = {
     "granite-4-micro": 3.4,
     "granite-4-h-micro": 3.19,
     "granite-4-h-tiny": 6.94,
+    "nemotron-3-nano-30b-a3b": 31.6,
     "olmo3-7b": 7.3,
     "olmo3-32b": 32.2,
     "command-r7b": 8.03,

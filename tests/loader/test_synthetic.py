@@ -56,7 +56,9 @@ def narrow(shape: KnownShape) -> KnownShape:
             keys[key] = value[:n]
         if key.endswith("feed_forward_length"):
             width = 64 if key.startswith("expert") else 256
-            keys[key] = [width] * n if isinstance(value, list) else width
+            widths = value[:n] if isinstance(value, list) else [value]
+            widths = [min(each, width) for each in widths]
+            keys[key] = widths if isinstance(value, list) else width
     keys |= {"block_count": n, "embedding_length": 256}
     if n_experts := keys.get("expert_count"):
         keys["expert_count"] = min(n_experts, 32)
