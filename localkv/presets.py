@@ -61,3 +61,9 @@ PAIRS = (
     ("q4_0", "q4_0"),
 )
 """These and those between them."""
+
+
+def of_presets() -> tuple[tuple[str, str], ...]:
+    """Their pairs, f16 left out."""
+    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
+    return tuple(pair for pair in pairs if pair != USUAL[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from localkv.config import KVCodebook, KVScales
@@ -139,7 +139,9 @@ class KVProfile:
         smoothing: strength of the smoothing, 0 for none.
         layers: in the model's order; None for one without rows.
         lists: types by layer for growing budgets.
-        uniform: of pairs that all layers have: whether predictions hold, and to compare with.
+        uniform: of types that all layers have: whether predictions hold, and to compare with.
+        pairs: the divergence of other pairs that all layers have, such as those of presets, by
+            "K/V".
     """
 
     model: str
@@ -155,6 +157,7 @@ class KVProfile:
     layers: tuple[LayerFacts | None, ...]
     lists: tuple[TypeList, ...]
     uniform: tuple[TypeList, ...]
+    pairs: dict[str, float] = field(default_factory=dict)
 
     def within(self, bits: float) -> TypeList:
         """The types by layer with the most bits up to a budget.

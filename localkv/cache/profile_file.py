@@ -133,7 +133,7 @@ class _Reader:
         texts = ("model", "architecture", "name", "text", "kv_rotation")
         numbers = ("token_seconds", "bandwidth", "smoothing")
         counts = ("n_tokens", "n_scored")
-        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS}
+        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs"}
         self._keys(data, "", names)
         layers = self._items(data["layers"], "layers")
         if not 1 <= len(layers) <= MOST_LAYERS:
@@ -147,7 +147,7 @@ class _Reader:
         fields: dict[str, Any] = {name: self._text(data[name], name) for name in texts}
         fields |= {name: self._count(data[name], name) for name in counts}
         fields |= {name: self._number(data[name], name) for name in numbers}
-        return KVProfile(**fields, **lists, layers=found)
+        return KVProfile(**fields, **lists, layers=found, pairs=self._pairs(data["pairs"]))
 
     def _layer(self, data: object, where: str) -> LayerFacts | None:
         if data is None:
@@ -206,6 +206,15 @@ class _Reader:
         if not isinstance(name, str) or name not in KV_FORMATS:
             self._fail(f"{where} names {reprlib.repr(name)}, which is no cache type")
         return name
+
+    def _pairs(self, data: object) -> dict[str, float]:
+        if not isinstance(data, dict):
+            self._fail("pairs is not an object")
+        for name in data:
+            k, _, v = name.partition("/")
+            self._type(k, "pairs")
+            self._type(v, "pairs")
+        return {name: self._number(value, "pairs") for name, value in data.items()}
 
     def _lists(
         self, data: object, name: str, layers: tuple[LayerFacts | None, ...]

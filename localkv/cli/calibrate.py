@@ -69,6 +69,7 @@ def _run(
     from localkv.cache.profile_file import write_profile
     from localkv.loader.found_profile import in_data_folder
     from localkv.loader.model_hash import model_hash
+    from localkv.presets import of_presets
     from localkv.quality.calibration_text import calibration_text
     from localkv.quality.kv_profile import BUDGETS, Plan, measure, sensible_types
 
@@ -79,6 +80,7 @@ def _run(
         n_ctx=max(map(len, chunks)),
         kv_rotation=values["kv_rotation"],
         leaves_out=not names,
+        pairs=of_presets(),
     )
     _check_budgets(budgets, plan.least_bits(llm.config))
     digest = model_hash(llm.gguf)

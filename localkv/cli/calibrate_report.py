@@ -62,4 +62,5 @@ def report(profile: KVProfile) -> dict[str, Any]:
         "n_scored": profile.n_scored,
         "lists": lists(profile.lists),
         "uniform": lists(profile.uniform),
+        "pairs": profile.pairs,
     }

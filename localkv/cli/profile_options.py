@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,9 @@ from localkv.cli.options import option
 from localkv.errors import ModelFileError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
+
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile
 
 _TYPES = {"cache_type_k": "type_k", "cache_type_v": "type_v"}
 _WINDOWS = ("cache_type_k_swa", "cache_type_v_swa")
@@ -30,7 +33,8 @@ def profile_option() -> click.Parameter:
         shell_complete=file_values,
         help="The types of K and V for each layer, from a file that localkv calibrate wrote for "
         "this model; auto looks for it beside the model (MODEL.kv.json) and in the data folder. "
-        "-ctk and -ctv win over its types, --preset says how many bits it may take.",
+        "-ctk and -ctv win over its types, --preset says how many bits it may take, and its own "
+        "pair wins where it diverges less.",
     )
 
 
@@ -48,7 +52,8 @@ def bits_option() -> click.Parameter:
 def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
     """The arguments of `LLM` that take a profile's place for types; none if there is no profile.
 
-    A preset takes the types of a profile with at most its bits, if a profile is found.
+    A preset takes the types of a profile with at most its bits, if a profile is found and they
+    diverge less than the preset's own pair, as far as that was measured.
 
     Raises:
         UsageError: two options say the same thing.
@@ -67,9 +72,11 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
         if name is None:
             usable = bits < _F16 and not values["kv_k_before_rope"]
             name = _found(model) if usable else None
+        if name is None:
+            return {}
+        if (profile := _read(name, model)) is not None and _has_no_better(profile, preset, bits):
+            return {"kv_profile": str(name)} if profile.smoothing_name else {}
     if name is None and bits is None:
-        return {}
-    if name is None and preset is not None:
         return {}
     types = dict.fromkeys(_TYPES)
     return {**types, "kv_profile": str(name or "auto"), "kv_bits": bits}
@@ -93,6 +100,25 @@ def _found(model: Path) -> Path | None:
         return profile_path(model)
     except ModelFileError:
         return None
+
+
+def _read(name: str | Path, model: Path) -> KVProfile | None:
+    """A profile; None if "auto" finds none, which is said when the model loads."""
+    from localkv.cache.profile_file import read_profile
+    from localkv.loader.found_profile import AUTO
+
+    path = _found(model) if name == AUTO else Path(name)
+    return None if path is None else read_profile(path)
+
+
+def _has_no_better(profile: KVProfile, preset: str, bits: float) -> bool:
+    """Whether a preset's own pair was measured, and types by layer of at most its bits diverge no
+    less, or there are none."""
+    own = profile.pairs.get(f"{PRESETS[preset].type_k}/{PRESETS[preset].type_v}")
+    if own is None:
+        return False
+    is_large = all(one.bits > bits for one in profile.lists)
+    return is_large or own <= profile.within(bits).verified
 
 
 def _given_types(values: Mapping[str, Any]) -> bool:

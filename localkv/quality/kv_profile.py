@@ -61,6 +61,7 @@ class Plan:
         kv_rotation: as in `CacheConfig`.
         leaves_out: types that others beat for all layers are not measured by layer
             (`type_choice`).
+        pairs: what all layers get at once besides, to compare with.
     """
 
     types: tuple[str, ...]
@@ -68,6 +69,7 @@ class Plan:
     n_ctx: int = 1024
     kv_rotation: str = "auto"
     leaves_out: bool = False
+    pairs: tuple[tuple[str, str], ...] = ()
 
     @property
     def packed(self) -> list[str]:
@@ -86,6 +88,22 @@ class Plan:
     def _least_row_bytes(self, dim: int) -> int:
         formats = [KV_FORMATS[name] for name in self.types]
         return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
+
+    def of_all_layers(self, model: Transformer) -> dict[str, LayerTypes]:
+        """The types of `pairs`, by "K/V", without those that rows can't be of; none where latents
+        are kept, as such pairs don't say what rotated parts of keys are of."""
+        if any(group.is_latent for group in model.config.groups):
+            return {}
+        sizes = [(group.key_dim, group.value_dim) for group in model.config.groups]
+        return {
+            "/".join(pair): tuple(of and pair for of in base_types(model))
+            for pair in self.pairs
+            if not any(
+                dim % KV_FORMATS[name].block_size
+                for dims in sizes
+                for name, dim in zip(pair, dims, strict=True)
+            )
+        }
 
     def keys(self, model: Transformer, types: Sides) -> list[Key]:
         """Each layer and side, and of the types of that side those that its rows can be of."""
@@ -134,10 +152,11 @@ def measure(
     types_of = _worth_measuring(chunk, plan, steps)
     steps.restart(len(chunks) * _n_runs(model, plan, types_of))
     keys, uniform_types = plan.keys(model, types_of), _uniform(model, types_of)
+    of_all_layers = plan.of_all_layers(model)
     alone = dict.fromkeys(keys, 0.0)
     n_scored = 0
     base = base_types(model)
-    uniform = dict.fromkeys(uniform_types, 0.0)
+    uniform = dict.fromkeys((*uniform_types, *of_all_layers.values()), 0.0)
     held = list[ChunkCosts]()
     for number, ids in enumerate(chunks):
         if number:
@@ -179,7 +198,9 @@ def measure(
         uniform=tuple(
             _type_list(model, types, predicted(costs, types), total / n_scored)
             for types, total in uniform.items()
+            if types in uniform_types
         ),
+        pairs={name: uniform[types] / n_scored for name, types in of_all_layers.items()},
     )
 
 
@@ -217,7 +238,8 @@ def _worth_measuring(chunk: ChunkCosts, plan: Plan, steps: _Steps) -> Sides:
 
 def _n_runs(model: Transformer, plan: Plan, types: Sides) -> int:
     """Of each chunk."""
-    return len(plan.keys(model, types)) + len(_uniform(model, types)) + len(plan.budgets)
+    together = {*_uniform(model, types), *plan.of_all_layers(model).values()}
+    return len(plan.keys(model, types)) + len(together) + len(plan.budgets)
 
 
 class _Steps:

@@ -37,7 +37,7 @@ SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5)
 LARGE = TypeList((("q8_0", "q4_0"), None), 6.5, 208, 0.125, 0.0625)
 PROFILE = KVProfile(
     "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, 0.5, (FACTS, None),
-    (SMALL, LARGE), (SMALL,),
+    (SMALL, LARGE), (SMALL,), {"q4_1c/q4_1": 0.03125},
 )  # fmt: skip
 
 
@@ -84,6 +84,9 @@ def damaged(file: Path, change: Any) -> str:
         (lambda d: d["lists"][0].update(layers=[None, None]), "are of other layers"),
         (lambda d: d["lists"][0].update(layers=["q4_0", None]), "'', which is no cache type"),
         (lambda d: d.update(lists=[]), "lists is empty"),
+        (lambda d: d.update(pairs=[]), "pairs is not an object"),
+        (lambda d: d.update(pairs={"q4_0": 1}), "pairs names '', which is no cache type"),
+        (lambda d: d.update(pairs={"q4_0/q8_0": None}), "pairs is not a number"),
         (lambda d: d.update(n_tokens=True), "n_tokens is not a count"),
         (lambda d: d.update(kv_rotation="x"), "kv_rotation is 'x'"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import localkv.engine.loaded_engine as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
-from localkv.cache.profile_file import read_profile
+from localkv.cache.profile_file import read_profile, write_profile
 from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -47,11 +48,26 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     pairs = ["/".join(pair) for pair in types.layers if pair]
     assert json.loads(used.out)["cache"]["layer_types"] == pairs
     assert json.loads(used.out)["cache"]["bytes"] == 256 * types.bytes_per_token
-    # a preset takes at most its bits, and types on the command line win
-    preset = program("complete", "-m", measured, *ask, "--preset", "speed")
-    assert json.loads(preset.out)["cache"]["layer_types"] == [
-        "/".join(pair) for pair in profile.within(6.5).layers if pair
-    ]
+    # a preset takes at most its bits, if that is better than its own pair
+    assert set(profile.pairs) == {"q8_0c/q4_1", "q8_0/q4_0", "q3_1c/q3_1"}
+    best = profile.within(6.5)
+    for own, wanted in (
+        (2 * best.verified, {"layer_types": ["/".join(pair) for pair in best.layers if pair]}),
+        (best.verified, {"type_k": "q8_0", "type_v": "q4_0"}),
+    ):
+        write_profile(kept, replace(profile, pairs={"q8_0/q4_0": own}))
+        for flags in ((), ("--kv-profile", "auto"), ("--kv-profile", kept)):
+            preset = program("complete", "-m", measured, *ask, "--preset", "speed", *flags)
+            assert preset.code == 0, preset.err
+            cache = json.loads(preset.out)["cache"]
+            assert {key: cache.get(key) for key in wanted} == wanted
+            said = "KV profile: 6.5 bits" if own > best.verified else "preset speed: -ctk q8_0"
+            assert preset.err_lines[0].startswith(said)
+    write_profile(kept, profile)
+    # one of fewer bits than any types by layer has its own pair
+    small = program("complete", "-m", measured, *ask, "--preset", "memory")
+    assert small.err_lines[0] == "preset memory: -ctk q3_1c -ctv q3_1"
+    # types on the command line win
     named = program("complete", "-m", measured, *ask, "--kv-profile", "auto", "-ctk", "q8_0")
     assert "layer_types" not in json.loads(named.out)["cache"]
     is_unused = any("the KV profile is not used" in line for line in named.err_lines)

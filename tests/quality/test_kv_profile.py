@@ -89,7 +89,8 @@ def test_ranges_are_those_of_rows(path: Path, model: Transformer) -> None:
 
 def test_a_profile(model: Transformer) -> None:
     steps = list[tuple[int, int]]()
-    plan = Plan(TYPES, budgets=(2.0, 4.5, 5.5, 8.5, 16.0), n_ctx=200)
+    pairs = (("q4_0", "q4_0"), ("q8_0c", "q4_0"))
+    plan = Plan(TYPES, budgets=(2.0, 4.5, 5.5, 8.5, 16.0), n_ctx=200, pairs=pairs)
     profile = measure(
         model,
         [IDS, IDS[::-1]],
@@ -108,7 +109,9 @@ def test_a_profile(model: Transformer) -> None:
     assert predicted == sorted(predicted, reverse=True)
     joint = {one.layers[0]: one.verified for one in profile.uniform}
     assert joint["q8_0", "q8_0"] < joint["q4_0", "q4_0"]
-    assert profile.lists[0].verified == joint["q4_0", "q4_0"]
+    assert profile.lists[0].verified == joint["q4_0", "q4_0"] == profile.pairs["q4_0/q4_0"]
+    assert set(joint) == {("q4_0", "q4_0"), ("q8_0", "q8_0")}
+    assert 0 < profile.pairs["q8_0c/q4_0"] < profile.pairs["q4_0/q4_0"]
     first = profile.layers[0]
     assert first is not None
     assert set(first.k.kld) == {"q8_0", "q4_0"}
