@@ -154,7 +154,9 @@ def _run(
         click.echo(json.dumps({**plan_json(plan), **more_json}, ensure_ascii=False))
     else:
         more = (
-            by_layer.lines(plan.model_flags, "chat" if model.has_template else "complete")
+            by_layer.lines(
+                plan.model_flags, plan.row_flags, "chat" if model.has_template else "complete"
+            )
             if by_layer
             else []
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from localkv.memory.plan import MemoryPlan, ModelMemory
     from localkv.system.machine_memory import Budget
 
+_AUTO = "auto"
 HOW = "localkv calibrate -m MODEL measures which layers need which types"
 
 
@@ -78,8 +79,9 @@ class ProfilePlan:
     reason: str
     n_ctx: int
 
-    def lines(self, model_flags: list[str], command: str) -> list[str]:
-        """As it is printed; `command` is that which the model is for."""
+    def lines(self, model_flags: list[str], row_flags: list[str], command: str) -> list[str]:
+        """As it is printed; `row_flags` are those of a tail and the like, `command` is that which
+        the model is for."""
         rows = [("bits", "per token", "K + V", "KLD predicted", "verified", "ms/token", "fits",
                  "longest context")]  # fmt: skip
         rows += [
@@ -95,9 +97,12 @@ class ProfilePlan:
             )
             for row in self.rows
         ]
+        name = "the model's KV profile"
+        if self.name != _AUTO:
+            name = f"the KV profile {printable(self.name)}"
         found = [
             "",
-            f"Types by layer, from the KV profile {printable(self.name)} (ms per token with "
+            f"Types by layer, from {name} (ms per token with "
             f"{self.n_ctx} tokens before it, where it was measured):",
             *table(rows),
             f"by layer: {self.reason}",
@@ -105,9 +110,12 @@ class ProfilePlan:
         if self.chosen is None:
             return found
         bits = math.ceil(1000 * self.chosen.types.bits - 1e-6) / 1000
-        flags = ["-c", str(self.n_ctx), "--kv-profile", self.name, "--kv-bits", f"{bits:g}"]
-        line = f"localkv {command} {shlex.join([*model_flags, *flags])}"
-        return [*found, f"K/V: {in_words(self.chosen.types.layers)}", line]
+        found.append(f"K/V: {in_words(self.chosen.types.layers)}")
+        n_ctx = self.n_ctx if self.chosen.fits else self.chosen.longest
+        if not n_ctx:
+            return found
+        flags = ["-c", str(n_ctx), "--kv-profile", self.name, "--kv-bits", f"{bits:g}", *row_flags]
+        return [*found, f"localkv {command} {shlex.join([*model_flags, *flags])}"]
 
     def json(self) -> dict[str, Any]:
         """Its part of `--json`."""
@@ -159,7 +167,7 @@ def asked_profile(values: Mapping[str, Any], model: PlannedModel) -> KVProfile |
     if name is None and find_profile(gguf) is None and most is None:
         note(f"there is no KV profile of this model: {HOW}")
         return None
-    return model_profile(gguf, name or "auto")
+    return model_profile(gguf, name or _AUTO)
 
 
 def smoothed_memory(memory: ModelMemory, profile: KVProfile | None) -> ModelMemory:
@@ -184,7 +192,7 @@ def profile_plan(
     rows = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
     rows.sort(key=lambda row: -row.types.bits)
     chosen, reason = _choice(rows, cache, budget, values["max_kld"])
-    return ProfilePlan(str(values["kv_profile"] or "auto"), rows, chosen, reason, cache.n_ctx)
+    return ProfilePlan(str(values["kv_profile"] or _AUTO), rows, chosen, reason, cache.n_ctx)
 
 
 def _fit(
@@ -211,7 +219,7 @@ def _choice(
             least = min(row.types.verified for row in rows)
             return None, f"none diverges by at most {most:g}; the least is {least:.2e}"
         fewest = good[-1]
-        room = "" if fewest.fits else f", of which {fewest.longest} tokens fit"
+        room = "" if fewest.fits else f", of which {fewest.longest or 'no'} tokens fit"
         return fewest, f"the fewest bits with a KLD of at most {most:g}{room}"
     fitting = [row for row in rows if row.fits]
     if not fitting:

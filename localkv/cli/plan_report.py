@@ -76,6 +76,16 @@ class Plan:
         )
 
     @property
+    def row_flags(self) -> list[str]:
+        """What was asked for of the rows that are kept, whatever their types."""
+        flags = ["--swa-full"] if self.cache.swa_full else []
+        for flag, number in (("--kv-tail", self.cache.kv_tail), ("--kv-sink", self.cache.kv_sink)):
+            flags += [] if number is None else [flag, str(number)]
+        if self.memory.n_batch != DEFAULT_BATCH:
+            flags += ["-ub", str(self.memory.n_batch)]
+        return flags
+
+    @property
     def command(self) -> str | None:
         """The recommendation as a command line, or as the flags alone where there is no file."""
         advice = self.recommendation
@@ -87,13 +97,9 @@ class Plan:
             ("-ctv-swa", self.cache.type_v_swa),
         ):
             flags += f" {flag} {type_name}" if type_name else ""
-        flags += " --swa-full" if self.cache.swa_full else ""
         if self.cache.type_k_rope != CacheConfig.type_k_rope:
             flags += f" -ctk-rope {self.cache.type_k_rope}"
-        for flag, number in (("--kv-tail", self.cache.kv_tail), ("--kv-sink", self.cache.kv_sink)):
-            flags += "" if number is None else f" {flag} {number}"
-        if self.memory.n_batch != DEFAULT_BATCH:
-            flags += f" -ub {self.memory.n_batch}"
+        flags = " ".join([flags, *self.row_flags])
         if not self.model_flags:
             return flags
         named = shlex.join(self.model_flags)

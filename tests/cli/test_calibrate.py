@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -175,6 +176,13 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     text = program("plan", measured, "--kv-profile", path, "--memory", "1GiB").out.splitlines()
     assert text[-3].startswith("by layer: the least divergence that 256 tokens have room for")
     assert text[-1].startswith(f"localkv chat -m {measured} -c 256 --kv-profile {path} --kv-bits")
+    flags = ("--kv-tail", "64", "--kv-sink", "2", "-ub", "128")
+    tailed = program("plan", measured, "--kv-profile", path, "--memory", "1GiB", *flags).out
+    assert tailed.splitlines()[-1].endswith(" --kv-tail 64 --kv-sink 2 -ub 128")
+    long = program("plan", measured, *asked, "--memory", "16MiB", "-c", "1000000").out
+    longest = re.search(r"of which (\d+) tokens fit", long)
+    assert longest is not None
+    assert long.splitlines()[-1].startswith(f"localkv chat -m {measured} -c {longest[1]} ")
     none = program("plan", measured, "--kv-profile", path, "--max-kld", "1e-12").out
     assert "none diverges by at most 1e-12" in none
     run = ("-p", "8", "-n", "2", "-r", "1", "-t", "2", "-o", "json")
