@@ -55,7 +55,8 @@ def require_scales(types: Iterable[str], given: bool) -> None:
     if wanting and not given:
         raise UsageError(
             f"cache type {wanting[0]} needs a file of scales (--kv-scales)",
-            hint="localkv perplexity -m MODEL -f TEXT --calibrate-kv FILE makes one",
+            hint="localkv perplexity -m MODEL -f TEXT --calibrate-kv FILE makes one; "
+            "--kv-profile has them, too, from localkv calibrate -m MODEL",
         )
     if given and not wanting:
         having = ", ".join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)

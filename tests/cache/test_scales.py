@@ -378,8 +378,10 @@ def test_errors_before_the_model_is_loaded(
     assert result.err_lines[0].startswith(line)
     assert len(result.err_lines) <= 2
     if "needs a file" in line:
-        hint = "hint: localkv perplexity -m MODEL -f TEXT --calibrate-kv FILE makes one"
-        assert result.err_lines[1] == hint
+        assert result.err_lines[1] == (
+            "hint: localkv perplexity -m MODEL -f TEXT --calibrate-kv FILE makes one; "
+            "--kv-profile has them, too, from localkv calibrate -m MODEL"
+        )
 
 
 def test_missing_scales_are_said_before_model_is_imported(tiny_model: Path) -> None:
