@@ -273,7 +273,11 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
                 byte_size(row["bytes_full_context"]),
             )
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
-    return table(lines)
+    notes = [_ROWS_ONLY] if any(row["bytes_as_f16"] for row in rows) else []
+    return [*table(lines), *notes]
+
+
+_ROWS_ONLY = "Tails and sinks are kept in pages that have room for a batch, too: plan counts those."
 
 
 def _window_notes(config: ModelSpec | None) -> list[str]:

@@ -52,6 +52,7 @@ def test_a_whole_model(program: Program, tiny_model: Path) -> None:
     assert facts["chat template"] == "default"
     for name in KV_FORMATS:
         assert f"\n{name} " in result.out
+    assert "Tails and sinks are kept in pages" in result.out
 
 
 def test_json_agrees_with_the_arithmetic(program: Program, tiny_model: Path) -> None:
