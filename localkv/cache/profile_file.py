@@ -134,6 +134,7 @@ class _Reader:
         numbers = ("token_seconds", "bandwidth", "smoothing")
         counts = ("n_tokens", "n_scored")
         names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs"}
+        data = {"pairs": {}, **data}  # older files have none
         self._keys(data, "", names)
         layers = self._items(data["layers"], "layers")
         if not 1 <= len(layers) <= MOST_LAYERS:

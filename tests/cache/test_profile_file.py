@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_there_and_back(file: Path) -> None:
+    """A file from before pairs were measured has none."""
     assert read_profile(file) == PROFILE
+    data = json.loads(file.read_text())
+    del data["pairs"]
+    file.write_text(json.dumps(data))
+    assert read_profile(file) == replace(PROFILE, pairs={})
 
 
 def damaged(file: Path, change: Any) -> str:
