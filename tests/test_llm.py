@@ -165,6 +165,22 @@ def test_many_prompts_at_the_same_time(path: Path) -> None:
         llm.complete_many(["The fox"])
 
 
+def test_a_stream_that_nobody_refers_to_gives_its_place_to_others(path: Path) -> None:
+    """As those that are broken off in the middle of a loop: they would wait for a reader for ever."""
+    llm, cancel = LLM(path, n_ctx=200, n_parallel=2), Event()
+    for _ in range(3):
+        for _piece in llm.stream(PROMPT, ignore_eos=True, cancel=cancel):
+            break
+    llm.stream("The fox")  # and is not read at all
+    stream = llm.stream("The fox", ignore_eos=True)
+    next(stream)
+    assert llm.batch.scheduler.running == [stream.generation.request]
+    assert llm.batch.scheduler.waiting == []
+    stream.close()
+    assert llm.batch.is_idle
+    assert not cancel.is_set()
+
+
 def test_a_list_is_checked_before_its_first_prompt_is_read(llm: LLM) -> None:
     llm.engine.reset()
     with pytest.raises(ContextOverflowError, match=r"^prompt 2 of 3 has 3\d\d tokens, but the co"):

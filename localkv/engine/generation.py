@@ -319,6 +319,12 @@ class Generation(Iterator[int]):
         """Raise an error once the tokens before it are used up."""
         self._end, self._error = "cancelled", error
 
+    def leave(self) -> None:
+        """End it with the next step, whoever runs that: nobody reads it any more."""
+        cancelled = Event()  # not the caller's, which other generations may have, too
+        cancelled.set()
+        self.cancelled = cancelled
+
     def close(self) -> None:
         """End it, as `cancel` does."""
         if self.finish_reason is None:

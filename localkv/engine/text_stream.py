@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
+from weakref import finalize
 
 from localkv.engine.degeneration import Degeneration, degeneration
 from localkv.engine.generation import FinishReason, Generation
@@ -135,7 +136,8 @@ class TextStream(Iterator[str]):
     Between two pieces it holds nothing: other calls, and other streams of the same model, may come
     in between, and the text is the same as without them. Threads may share it; each
     piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
-    "cancelled". Closing it, or leaving it, keeps the evaluated rows in the cache.
+    "cancelled". Closing it, or leaving it, keeps the evaluated rows in the cache; one that is not
+    referred to any more has ended with the next step of others.
 
     Args:
         generation: yields the tokens.
@@ -175,6 +177,7 @@ class TextStream(Iterator[str]):
         self._token_bytes = token_bytes
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
+        finalize(self, generation.leave).atexit = False  # the steps of others know it as well
 
     def __next__(self) -> str:
         with self._one_at_a_time:
