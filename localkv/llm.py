@@ -225,6 +225,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
+        if step_ms is not None and not step_ms > 0:
+            raise UsageError(f"step_ms must be above 0, not {step_ms}")
         drafter = spec or ("draft" if draft_model is not None else "none")
         self.speculation = Speculation(drafter, draft_max, draft_min, draft_p_min)
         if self.speculation.is_on and backend.records:

@@ -158,15 +158,25 @@ def test_many_prompts_at_the_same_time(path: Path) -> None:
     assert llm.complete_many([], max_tokens=3) == []
     with pytest.raises(ContextOverflowError, match=r"^prompt 2 of 2 has 3\d\d tokens"):
         llm.complete_many(["The fox", "fox " * 300])
+    for one in ("The fox", llm.tokenize("The fox")):
+        with pytest.raises(UsageError, match="this is one prompt, and not a list of them"):
+            llm.complete_many(one)
+    texts = [one.text for one in llm.complete_many(iter(prompts), **options)]  # type: ignore
+    assert texts == [one.text for one in many]
+    with pytest.raises(UsageError, match="unknown option 'temp': did you mean temperature"):
+        llm.complete_many(["The fox"], temp=0.5)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="n_parallel must be at least 1, not 0"):
         LLM(path, n_parallel=0)
+    for step_ms in (0, -1.0, math.nan):
+        with pytest.raises(UsageError, match=f"step_ms must be above 0, not {step_ms}"):
+            LLM(path, n_parallel=2, step_ms=step_ms)
     llm.close()
     with pytest.raises(LocalKVError, match="closed"):
         llm.complete_many(["The fox"])
 
 
 def test_a_stream_that_nobody_refers_to_gives_its_place_to_others(path: Path) -> None:
-    """As those that are broken off in the middle of a loop: they would wait for a reader for ever."""
+    """As those of loops that broke off: they would wait for a reader for ever."""
     llm, cancel = LLM(path, n_ctx=200, n_parallel=2), Event()
     for _ in range(3):
         for _piece in llm.stream(PROMPT, ignore_eos=True, cancel=cancel):

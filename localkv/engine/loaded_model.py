@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -12,7 +12,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import pairs_of
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.prompts import Prompt, Prompts
+from localkv.engine.prompts import Prompt
 from localkv.engine.tokenized_model import TokenizedModel
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Backend
@@ -84,10 +84,11 @@ class LoadedModel(TokenizedModel):
                 raise ModelClosedError
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _many_ids(self, prompts: Prompts, parse_special: bool, what: str) -> list[list[int]]:
+    def _many_ids(
+        self, prompts: Iterable[Prompt], parse_special: bool, what: str
+    ) -> list[list[int]]:
         """The tokens of several prompts, each of which can be evaluated."""
-        every: list[Prompt] = [*prompts]
-        many = [self._ids(one, parse_special) for one in every]
+        many = [self._ids(one, parse_special) for one in prompts]
         for number, ids in enumerate(many, 1):
             self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
         return many

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeGuard
 
+from localkv.errors import UsageError
 from localkv.loader.chat_prompt import ChatPrompt
 
 Text: TypeAlias = str | Sequence[int]
@@ -19,5 +20,23 @@ def are_many(prompts: Prompt | Prompts) -> TypeGuard[Prompts]:
     """Whether it is a list of prompts. An empty list is a prompt without tokens."""
     if isinstance(prompts, str | ChatPrompt) or len(prompts) == 0:
         return False
-    first = prompts[0]
-    return isinstance(first, str | ChatPrompt) or hasattr(first, "__len__")
+    return _is_prompt(prompts[0])
+
+
+def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts of a list, or of anything else that yields them.
+
+    Raises:
+        UsageError: it is one prompt.
+    """
+    every = [] if isinstance(prompts, str | ChatPrompt) else [*prompts]
+    if not all(map(_is_prompt, every)) or isinstance(prompts, str | ChatPrompt):
+        raise UsageError(
+            "this is one prompt, and not a list of them", hint="complete continues one prompt"
+        )
+    return every
+
+
+def _is_prompt(one: object) -> bool:
+    """Whether it is a prompt, and not a token of one."""
+    return isinstance(one, str | ChatPrompt) or hasattr(one, "__len__")

@@ -15,7 +15,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.loaded_model import LoadedModel
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, SamplingOptions, StreamOptions
-from localkv.engine.prompts import Prompt, Prompts, are_many
+from localkv.engine.prompts import Prompt, Prompts, are_many, listed
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
@@ -92,8 +92,6 @@ class TextModel(LoadedModel):
             ContextOverflowError: the prompt is longer than the context.
             LocalKVError: by the stream: the model yields NaN; or see the class.
         """
-        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
-        check_options(sampling, STREAM_OPTIONS, others)
         return self._stream(
             self.batch if self.engine.cache.n_sequences > 1 else self.engine,
             prompt,
@@ -158,6 +156,8 @@ class TextModel(LoadedModel):
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> TextStream:
+        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(sampling, STREAM_OPTIONS, others)
         if audit not in (True, False, "exact"):
             raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
         predictions = None
@@ -309,12 +309,13 @@ class TextModel(LoadedModel):
             options: the other arguments of `stream`, for each.
 
         Raises:
+            UsageError: it is one prompt, and not a list of them.
             LocalKVError: as `stream`; by any of them, and then none is completed.
         """
         from localkv.engine.requests.many_streams import completions
 
-        self._many_ids(prompts, options.get("parse_special", False), "prompt")
-        every: list[Prompt] = [*prompts]
+        every = listed(prompts)
+        self._many_ids(every, options.get("parse_special", False), "prompt")
         streams = list[TextStream]()
         try:
             for prompt in every:
