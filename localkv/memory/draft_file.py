@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass, replace
 
 from localkv.arch.spec import ModelSpec
+from localkv.cache.cache_checks import check_cache
+from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig
+from localkv.errors import UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.model_spec import model_spec
@@ -37,11 +40,22 @@ class DraftFile:
 
         Raises:
             ModelFileError: it can't be used.
-            UsageError: its tokens are not those of `model`.
+            UsageError: its tokens are not those of `model`, or it can't have such types of K and V.
         """
         gguf = open_gguf(path)
         n_shared = shared_tokens(model, gguf)
-        return cls(gguf, model_spec(gguf), n_shared, CacheConfig(type_k, type_v))
+        config, cache = model_spec(gguf), CacheConfig(type_k, type_v)
+        try:
+            check_cache(cache, config.groups)
+        except UsageError as error:
+            raise UsageError(f"the draft model: {error.message}", hint=error.hint) from error
+        if scaled := wants_scales(cache.types):
+            raise UsageError(
+                f"the draft model: cache type {scaled[0]} needs scales, which there are for the "
+                "model alone",
+                hint="use another type (-ctkd, -ctvd)",
+            )
+        return cls(gguf, config, n_shared, cache)
 
     def n_ctx(self, n_ctx: int) -> int:
         """Tokens of its context, beside that of the model."""

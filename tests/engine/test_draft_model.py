@@ -23,10 +23,12 @@ from localkv.engine.token_text import Text
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.guessing import Guessed, Guessing
+from localkv.loader.gguf_file import open_gguf
 from localkv.loader.metadata import Metadata
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.shared_tokens import shared_tokens
 from localkv.loader.weights import load_model
+from localkv.memory.draft_file import DraftFile
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -35,6 +37,7 @@ from support.random_model import RandomModel
 
 PROMPT = [(i * 37 + 11) % 96 for i in range(40)]
 SPECULATION = Speculation("draft")
+MODELS = Path(__file__).parents[2] / "models"
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.7, "top_k": 12, "repeat_penalty": 1.1}
 
@@ -354,3 +357,10 @@ def test_what_makes_no_sense_is_refused(models: list[Transformer]) -> None:
         engine.generate(PROMPT, sampler=sampler(), speculation=SPECULATION)
     with pytest.raises(UsageError, match="draft_p_min"):
         Speculation("draft", draft_p_min=1.5)
+    model = open_gguf(MODELS / "tales-4M-Q8_0.gguf")
+    for pair, said in (
+        (("f16", "q9"), "the draft model: unknown V cache type 'q9'"),
+        (("fp8_e4m3_head", "f16"), "the draft model: cache type fp8_e4m3_head needs scales"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            DraftFile.of(MODELS / "tales-draft-Q8_0.gguf", model, *pair)
