@@ -13,6 +13,7 @@ import click
 from localkv.cli.messages import note, say
 from localkv.cli.options import flag, option
 from localkv.errors import UsageError, byte_size, counted, printable
+from localkv.system.whole_file import check_place
 
 if TYPE_CHECKING:
     from localkv.engine.text_stream import Completion
@@ -78,14 +79,15 @@ class SavedStates:
         """Take the options of `state_options` out of a command's.
 
         Raises:
-            UsageError: they contradict each other, or a file to load is missing.
+            UsageError: they contradict each other, a file to load is missing, or one can't be
+                written.
         """
         save, load, cache, every, read_only = (values.pop(name) for name in NAMES)
         if cache is None:
             for name, value in (("all", every), ("ro", read_only)):
                 if value:
                     raise UsageError(f"--prompt-cache-{name} is about --prompt-cache FILE")
-            return cls(load, save, True, False)
+            return cls(load, _checked(save), True, False)
         if load is not None or save is not None:
             raise UsageError(
                 "--prompt-cache loads and saves a state itself",
@@ -99,7 +101,8 @@ class SavedStates:
                 f"the state {printable(cache)}: no such file",
                 hint="leave out --prompt-cache-ro, and it is made",
             )
-        return cls(cache if is_there else None, None if read_only else cache, every, not every)
+        target = None if read_only else _checked(cache)
+        return cls(cache if is_there else None, target, every, not every)
 
     def load(self, llm: LLM, *, quiet: bool) -> list[int]:
         """Load the file, if there is one; returns the tokens of its text."""
@@ -116,7 +119,7 @@ class SavedStates:
     def save(self, llm: LLM, completion: Completion, *, quiet: bool) -> None:
         """Save what was evaluated, if it is wanted; say if what was loaded was of no use."""
         usage = completion.usage
-        if self.source is not None and not usage.cached_tokens:
+        if self.source is not None and usage.cached_tokens <= len(llm.tokenize("")):
             note(f"the prompt does not begin like the text of {printable(self.source)}")
         if self.target is None:
             return
@@ -128,3 +131,15 @@ class SavedStates:
         if not quiet:
             size = byte_size(os.stat(self.target).st_size)
             say(f"saved {counted(n_tokens, 'token')} to {printable(self.target)}, {size}")
+
+
+def _checked(target: str | None) -> str | None:
+    """A file that is to be written, unless that shows to fail before a prompt is evaluated."""
+    if target is not None:
+        try:
+            check_place(target)
+        except OSError as error:
+            raise UsageError(
+                f"the state {printable(target)}: cannot be written: {error.strerror}"
+            ) from error
+    return target

@@ -40,9 +40,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises:
         OSError: it can't be written, or the name is that of something else than a file.
     """
+    check_place(path)
     goal = Path(os.path.realpath(path))
-    if goal.exists() and not goal.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     with _beside(goal) as file:
         yield file
         file.flush()
@@ -52,6 +51,25 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Refuse a place where `written_whole` can't write, before there is anything to write.
+
+    Raises:
+        OSError: there is no such folder, or none that may be written to, or something else than a
+            file has the name.
+    """
+    goal = Path(os.path.realpath(path))
+    if goal.exists() and not goal.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    problem = 0
+    if not stat.S_ISDIR(goal.parent.stat().st_mode):
+        problem = errno.ENOTDIR
+    elif not os.access(goal.parent, os.W_OK | os.X_OK):
+        problem = errno.EACCES
+    if problem:
+        raise OSError(problem, os.strerror(problem), os.fspath(path))
 
 
 def _takes_a_new_file(goal: Path) -> bool:

@@ -95,3 +95,31 @@ def test_files_that_are_no_states(program: Any, model: Path, tmp_path: Path) -> 
         assert result.code == 2
         assert words in result.err
         assert "Traceback" not in result.err
+
+
+def test_places_that_cannot_be_written_are_refused_first(
+    program: Any, model: Path, tmp_path: Path
+) -> None:
+    """An hour of a prompt is not evaluated for them, nor is the model loaded."""
+    for option in ("--save-state", "--prompt-cache"):
+        for path, words in (
+            (tmp_path / "none" / "x", "cannot be written: No such file"),
+            (model / "x", "cannot be written: Not a directory"),
+            (tmp_path, "cannot be written: not a regular file"),
+        ):
+            if option == "--prompt-cache" and path == tmp_path:
+                continue  # it is to be loaded first
+            result = complete(program, model, "-p", WORDS, option, path)
+            assert result.code == 2
+            assert words in result.err
+            assert "memory:" not in result.err
+
+
+def test_a_state_without_use_is_named(program: Any, model: Path, tmp_path: Path) -> None:
+    """All prompts begin with the token that begins texts."""
+    path, words = tmp_path / "state", "the prompt does not begin like the text of"
+    assert words not in complete(program, model, "-p", WORDS, "--save-state", path).err
+    assert words not in complete(program, model, "-p", WORDS, "--load-state", path).err
+    other = complete(program, model, "-p", "a tale", "--load-state", path)
+    assert words in other.err
+    assert cached(other) == 1
