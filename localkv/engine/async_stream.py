@@ -27,8 +27,11 @@ class AsyncTextStream(AsyncIterator[str]):
         self.stream = stream
         self._cancel = cancel
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="localkv-stream")
+        self._has_ended = False
 
     async def __anext__(self) -> str:
+        if self._has_ended:
+            raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         try:
             piece = await loop.run_in_executor(self._thread, next, self.stream, None)
@@ -36,20 +39,24 @@ class AsyncTextStream(AsyncIterator[str]):
             self._cancel.set()
             raise
         if piece is None:
-            self._thread.shutdown(wait=False)
+            self._end()
             raise StopAsyncIteration
         return piece
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._thread.shutdown(wait=False)
 
     async def completion(self) -> Completion:
         """Everything about the generation; reads the rest of it first."""
         async for _ in self:
             pass
-        return self.stream.completion
+        return await asyncio.to_thread(lambda: self.stream.completion)  # audits may come with it
 
     async def aclose(self) -> None:
         """End it, with "cancelled" unless it has ended."""
         self._cancel.set()
-        self._thread.shutdown(wait=False)
+        self._end()
         await asyncio.to_thread(self.stream.close)
 
     async def __aenter__(self) -> Self:

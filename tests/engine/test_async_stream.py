@@ -49,10 +49,20 @@ def test_tasks_share_steps(llm: LLM) -> None:
 
 
 def test_the_completion(llm: LLM) -> None:
-    async def main() -> str:
-        return (await llm.astream(PROMPTS[0], **OPTIONS).completion()).text
+    async def main() -> list[str]:
+        """At once, after all pieces, and after some of them."""
+        stream, few = (llm.astream(PROMPTS[0], **OPTIONS) for _ in range(2))
+        pieces = [piece async for piece in stream]
+        assert [piece async for piece in stream] == []
+        first = await anext(few)
+        await few.aclose()
+        assert [piece async for piece in few] == []
+        broken_off = await few.completion()
+        assert (broken_off.text, broken_off.finish_reason) == (first, "cancelled")
+        texts = [await llm.astream(PROMPTS[0], **OPTIONS).completion(), await stream.completion()]
+        return ["".join(pieces), *(one.text for one in texts)]
 
-    assert asyncio.run(main()) == llm.complete(PROMPTS[0], **OPTIONS).text
+    assert asyncio.run(main()) == [llm.complete(PROMPTS[0], **OPTIONS).text] * 3
 
 
 def test_a_cancelled_task_ends_its_generation(llm: LLM) -> None:
