@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -124,7 +123,7 @@ class Generation(Iterator[int]):
         room = n_ctx - request.n_prompt
         self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
         self._fills_context = max_tokens is None or room < max_tokens
-        self._ready = deque[tuple[int, float]]()
+        self._ready = request.ready
         self._end: FinishReason | None = None if self._budget else "length"
         self._error: Exception | None = None
         self._drawn_at = request.arrived
@@ -188,7 +187,6 @@ class Generation(Iterator[int]):
                 raise self._error
             raise StopIteration
         token, seconds = self._ready.popleft()
-        self.request.n_unread -= 1
         stats = self.stats
         if stats.n_generated:
             stats.decode_seconds += seconds
@@ -273,7 +271,6 @@ class Generation(Iterator[int]):
         ids.append(token)
         now = self._steps.clock()
         self._ready.append((token, now - self._drawn_at))
-        self.request.n_unread += 1
         self._drawn_at = now
         if self._constraint is not None and self._constraint.is_over:
             self._end = "stop"

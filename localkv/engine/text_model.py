@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 
 from localkv.config import CacheConfig
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from localkv.engine.requests.batch_engine import BatchEngine
     from localkv.structured.grammar import Grammar, Schema
     from localkv.structured.scope import Scope
+
+
+_MAKING = Lock()
+"""Of what is made when it is first wanted."""
 
 
 class TextModel(LoadedModel):
@@ -296,7 +300,11 @@ class TextModel(LoadedModel):
         """Serves several requests at the same time, as many as `n_parallel`."""
         from localkv.engine.requests.batch_engine import BatchEngine  # one alone does without
 
-        return BatchEngine(self.engine, step_ms=self._step_ms)
+        with _MAKING:  # threads may ask at the same time, and there is one cache
+            made = self.__dict__.get("batch")
+            if made is None:
+                made = self.__dict__["batch"] = BatchEngine(self.engine, step_ms=self._step_ms)
+            return cast("BatchEngine", made)
 
     def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
         """Continue several prompts at the same time, `n_parallel` of them.

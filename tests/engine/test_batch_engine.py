@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +16,11 @@ from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
+from localkv.engine.requests import batch_engine
 from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.requests.scheduler import AHEAD
+from localkv.engine.speculation.speculator import Speculator
+from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
@@ -304,6 +309,36 @@ def test_threads_share_steps(load: Load) -> None:
     assert tokens == [alone(model, CACHE, ids, i, 60) for i, ids in enumerate(texts)]
     assert batch.stats.n_generated == 240
     assert batch.stats.n_steps < 120
+
+
+def test_threads_may_ask_at_any_time(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same time as others, and while a step looks at those that are there."""
+    model = load("llama")
+    batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=4), n_batch=64))
+
+    def slow(*values: Any) -> Text:
+        time.sleep(0.05)
+        return Text(*values)
+
+    def ask(i: int) -> Generation:
+        return batch.generate([1, 2, 3, i], sampler=sampler(model, i), max_tokens=5)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(batch_engine, "Text", slow)
+        generations = list(pool.map(ask, range(4)))
+    assert {one.request.number for one in generations} == {0, 1, 2, 3}
+
+    class Interrupted:
+        @property
+        def is_resting(self) -> bool:
+            generations[0].speculator = None
+            generations.append(ask(len(generations)))
+            return True
+
+    generations[0].speculator = cast("Speculator", Interrupted())
+    batch.step()
+    for i, one in enumerate(generations):
+        assert list(one) == alone(model, CACHE, [1, 2, 3, i], i, 5)
 
 
 def test_as_many_as_are_planned_run_at_the_same_time(load: Load) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ class BatchEngine:
             clock,
             reads_late=engine.loop is not None,
         )
-        self._n_requests = 0
+        self._numbers = count()  # threads may ask at the same time
 
     @property
     def stats(self) -> BatchStats:
@@ -165,14 +166,13 @@ class BatchEngine:
         now = self.clock()
         n_prompt, room = len(prompt_ids), min(self.n_ctx, self._most_tokens())
         request = Request(
-            self._n_requests,
+            next(self._numbers),
             Text(list(prompt_ids), n_prompt),
             now,
             room if max_tokens is None else min(room, n_prompt + max_tokens),
             priority=priority,
             deadline=None if timeout is None else now + timeout,
         )
-        self._n_requests += 1
         speculator = new_speculator(
             speculation or Speculation(), self.engine.prices, self.engine.draft, reads_late=True
         )

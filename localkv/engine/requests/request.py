@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Literal
 
 from localkv.cache.pages import Sequence
@@ -33,7 +34,8 @@ class Request:
         n_preempted: how often it had to give its pages to others.
         passed: seconds in which others had steps without it, up to `passed_from`.
         passed_from: the end of the last step that it took part in; None before the first.
-        n_unread: tokens that were drawn and that nobody has asked for yet.
+        ready: tokens that were drawn and that nobody has asked for yet, and the seconds of each.
+            Other threads ask for them than run steps.
         reuses: rows that are there of its text already are taken; else only its own, after it had
             to give way.
     """
@@ -51,12 +53,17 @@ class Request:
     n_preempted: int = 0
     passed: float = 0.0
     passed_from: float | None = None
-    n_unread: int = 0
+    ready: deque[tuple[int, float]] = field(default_factory=deque)
     reuses: bool = True
 
     def waited(self, now: float) -> float:
         """Seconds since it came in which it took no part in a step."""
         return self.passed + now - (self.arrived if self.passed_from is None else self.passed_from)
+
+    @property
+    def n_unread(self) -> int:
+        """Tokens that were drawn and that nobody has asked for yet."""
+        return len(self.ready)
 
     @property
     def n_held(self) -> int:

@@ -180,7 +180,7 @@ class StepRunner:
         """
         generations, began = self.generations, 0.0
         guesses = False
-        for one in generations.values():
+        for one in [*generations.values()]:  # other threads add some
             guesses |= one.speculator is not None and not one.speculator.is_resting
         if guesses:
             parts = self._drafts.added(parts, generations)
