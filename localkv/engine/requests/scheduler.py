@@ -161,6 +161,7 @@ class Scheduler:
             request.passed_from = now
         parts = self._generating()
         alone, n_taken, prompts = not parts, 0, self._prompts(now)
+        n_running = len(self.running)
         left = self._left(parts, ALONE if alone else 1.0) if prompts else 0.0
         is_held_up = False
         for request in prompts:
@@ -176,6 +177,8 @@ class Scheduler:
                 n_taken += n
                 alone = alone and n < request.n_missing
                 left = self._left(parts, ALONE if alone else 1.0)
+        if len(self.running) > n_running:
+            parts = self._still_reserved(parts)
         if not parts and self._blocks():  # all wait for pages that others have
             self._preempt(self._least_important())
             return self.step(now)
@@ -216,6 +219,16 @@ class Scheduler:
                 parts = [part for part in parts if part.request is not victim]
                 self._preempt(victim)
         return parts
+
+    def _still_reserved(self, parts: list[Part]) -> list[Part]:
+        """The parts that have their pages: one that begins shares those of another, which then
+        has to copy what it writes to."""
+        for part in parts:
+            while part.request.state == "running" and not self.rows.reserve(
+                part.request, part.n_tokens
+            ):
+                self._preempt(self._least_important())
+        return [part for part in parts if part.request.state == "running"]
 
     def _least_important(self) -> Request:
         return min(
