@@ -147,6 +147,16 @@ def test_several_texts_share_a_budget():
         assert cache.n_bytes("k") + cache.n_bytes("v") <= 2 * THIRD
 
 
+def test_texts_that_begin_alike_share_a_page_that_has_no_room_for_a_copy():
+    """Page numbers are free where units are not: such texts come one after the other."""
+    with LLM(MODEL, device="cpu", n_ctx=512, kv_budget=900_000, n_parallel=3) as llm:
+        texts = [n * "Once upon a time " for n in (40, 1, 5, 20, 40, 5, 1, 1, 20)]
+        done = llm.complete_many([*texts, *texts], max_tokens=30, temperature=0, ignore_eos=True)
+        assert [one.usage.completion_tokens for one in done] == [30] * 18
+        assert llm.batch.stats.n_preempted == 0
+        assert llm.batch.pages.lost == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

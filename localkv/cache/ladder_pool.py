@@ -151,6 +151,16 @@ class LadderPool(PagePool):
         except NoPageError:
             return False
 
+    def has_room_for(self, n: int, spare: Seq[int], begun: Seq[int]) -> bool:
+        if not super().has_room_for(n, spare, begun):
+            return False
+        units = self.sizes.units
+        free = self.runs.n_free + sum(units[self.rungs[page]] for page in spare)
+        for page in self._lowerable():
+            free += 0 if page in spare else units[self.rungs[page]] - units[-1]
+        copies = [units[self.rungs[page]] for page in begun[:n]]  # a copy is on the same rung
+        return sum(copies) + (n - len(copies)) * units[self._n_open - 1] <= free
+
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
         pages, first = sequence.pages[self.index], position // PAGE_TOKENS
         n_open, places = self.sizes.n_open(first), range(first, len(pages))

@@ -221,6 +221,15 @@ class PagePool:
             pass
         return bool(self.free)
 
+    def has_room_for(self, n: int, spare: Seq[int], begun: Seq[int]) -> bool:
+        """Whether so many pages are free once others are given back.
+
+        Args:
+            spare: those others.
+            begun: the page that one of them begins as a copy of, if one does.
+        """
+        return len(self.free) + len(spare) >= n
+
     def _is_shared(self, page: int) -> bool:
         """Whether others hold a page, and there may be room for a copy of it."""
         while self.n_holders[page] > 1 and not self.free and self.keeper.make_room():

@@ -375,6 +375,25 @@ def test_the_youngest_gives_way_and_goes_on() -> None:
     assert simulation.first[requests[0]] <= simulation.first[requests[2]]
 
 
+def test_who_gives_way_takes_nothing_back_in_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two in the middle of their prompts, and pages for one, which no count of them tells."""
+    rng, simulation = random.Random(7), Simulation(config=SchedulerConfig(2, 64, step_ms=60))
+    requests = list[Request]()
+    for n in (600, 300):  # the second is shorter, and served first
+        requests.append(simulation.add(random_ids(rng, n), 3))
+        simulation.step()
+    assert all(0 < request.n_held < 200 for request in requests)
+    rows, scheduler = simulation.rows, simulation.scheduler
+    reserve = rows.reserve
+
+    def reserved(request: Request, n_tokens: int) -> bool:
+        return len(scheduler.running) < 2 and reserve(request, n_tokens)
+
+    monkeypatch.setattr(rows, "reserve", reserved)
+    simulation.run()
+    assert [len(request.text.ids) for request in requests] == [603, 303]
+
+
 def test_priority_comes_first() -> None:
     rng = random.Random(8)
     simulation = Simulation(64, SchedulerConfig(2, n_batch=64))

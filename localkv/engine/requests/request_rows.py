@@ -87,15 +87,19 @@ class RequestRows:
             for text in self.prefixes.texts:
                 for page in text.sequence.held(i):
                     kept[page] += 1
-            shared = set(source.pages[i][: pool.n_full(n_found)])
-            spare = sum(
-                n > 0 and n == pool.n_holders[page] and page not in shared
+            n_full = pool.n_full(n_found)
+            shared = set(source.pages[i][:n_full])
+            spare = [
+                page
                 for page, n in enumerate(kept)
-            )
+                if n > 0 and n == pool.n_holders[page] and page not in shared
+            ]
+            n_needed = pool.n_needed(length, source, n_found)
             for other in running:
                 assert other.sequence is not None
-                spare -= len(other.sequence.pages[i]) < pool.n_places(other.most)
-            if len(pool.free) + spare < pool.n_needed(length, source, n_found):
+                n_needed += len(other.sequence.pages[i]) < pool.n_places(other.most)
+            begun = source.pages[i][n_full : pool.n_places(n_found)]
+            if not pool.has_room_for(n_needed, spare, begun):
                 return False
         return True
 

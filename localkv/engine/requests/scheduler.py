@@ -118,6 +118,7 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)
     n_preempted: int = 0
     _served: list[Request] = field(default_factory=list)
+    _gave_way: set[Request] = field(default_factory=set)
 
     def add(self, request: Request) -> None:
         """Have a request served."""
@@ -159,6 +160,14 @@ class Scheduler:
         """What to evaluate next; nothing if nobody is there."""
         for request in self._served:  # until now
             request.passed_from = now
+        self._gave_way.clear()
+        while not (parts := self._parts(now)) and self._blocks():
+            self._preempt(self._least_important())  # all wait for pages that others have
+        self._served = [part.request for part in parts]
+        return parts
+
+    def _parts(self, now: float) -> list[Part]:
+        """What can be evaluated with the pages that there are, and those of whoever gives way."""
         parts = self._generating()
         alone, n_taken, prompts = not parts, 0, self._prompts(now)
         n_running = len(self.running)
@@ -179,10 +188,6 @@ class Scheduler:
                 left = self._left(parts, ALONE if alone else 1.0)
         if len(self.running) > n_running:
             parts = self._still_reserved(parts)
-        if not parts and self._blocks():  # all wait for pages that others have
-            self._preempt(self._least_important())
-            return self.step(now)
-        self._served = [part.request for part in parts]
         return parts
 
     def _blocks(self) -> bool:
@@ -238,6 +243,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.rows.end(request)
+        self._gave_way.add(request)  # who would take the pages back at once, and so on
         request.state = "waiting"
         request.n_preempted += 1
         self.n_preempted += 1
@@ -272,7 +278,7 @@ class Scheduler:
 
     def _begin(self, request: Request) -> bool:
         """Give a waiting request a sequence, if there is room for it."""
-        if len(self.running) >= self.config.n_parallel:
+        if len(self.running) >= self.config.n_parallel or request in self._gave_way:
             return False
         if not self.rows.begin(request, self.running):
             return False
