@@ -140,9 +140,8 @@ class LadderPool(PagePool):
 
     def count(self, sequences: Iterable[Sequence]) -> None:
         super().count(sequences)
-        for page in self.runs.owners:
-            if not self.n_holders[page]:
-                self.runs.give_back(page)
+        held = (page for page in range(self.n_pages) if self.n_holders[page])
+        self.runs.keep({page: self.sizes.units[self.rungs[page]] for page in held})
 
     @property
     def has_room(self) -> bool:

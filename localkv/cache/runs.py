@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -69,6 +70,14 @@ class Runs:
         first = self._firsts.pop(owner)
         self.n_free += self._sizes.pop(owner)
         del self._order[bisect_left(self._order, (first, owner))]
+
+    def keep(self, sizes: Mapping[int, int]) -> None:
+        """Leave those of these owners that have a run so many of its first units, and all others
+        none, whatever an exception between two instructions has left."""
+        self._sizes = {owner: n for owner, n in sizes.items() if owner in self._firsts}
+        self._firsts = {owner: self._firsts[owner] for owner in self._sizes}
+        self._order = sorted((first, owner) for owner, first in self._firsts.items())
+        self.n_free = self.n_units - sum(self._sizes.values())
 
     def gather(self, n: int) -> list[Move]:
         """Bring `n` free units together, of `n_free` at least: the moves to be made, in order, the

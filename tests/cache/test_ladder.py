@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,7 @@ from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.store_kv import store_rotated
+from support.attack.interruptions import Interruption
 
 GROUP = CacheGroup(2, 64, 64, 0, (0, 1))
 F16_PAGE = 2 * 2 * PAGE_TOKENS * (128 + 128)
@@ -136,6 +138,48 @@ def test_runs_stay_apart_and_keep_what_is_in_them(data):
             first = runs.first(owner_)
             assert memory[first : first + n_] == [(owner_, i) for i in range(n_)]
         assert runs.n_free == n_units - sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda runs: runs.take(4, 3),
+        lambda runs: runs.shrink(2, 1),
+        lambda runs: runs.give_back(2),
+        lambda runs: runs.gather(4),
+    ],
+    ids=["take", "shrink", "give_back", "gather"],
+)
+def test_runs_are_in_order_again_after_an_exception_at_any_instruction(call):
+    number = 0
+    while True:
+        runs, number = Runs(12), number + 1
+        for owner in range(4):
+            runs.take(owner, 2)
+        runs.give_back(1)
+        if not Interruption(number, "opcode").during(partial(call, runs)):
+            break
+        runs.keep({0: 2, 2: 1})
+        assert runs.owners in ([0, 2], [0])
+        assert runs.n_free == 11 - len(runs.owners)
+        assert runs.take(5, 7)
+    assert number > 10
+
+
+def test_a_cache_is_empty_again_after_an_exception_at_any_instruction():
+    number = 0
+    while True:
+        cache, number = cache_of(DEFAULT_LADDER, 2 * F16_PAGE, arrays=NumpyArrays()), number + 1
+        sequence = cache.new_sequence()
+        cache.batch([(sequence, [0] * 300)])
+        sequence.length = 300
+        if not Interruption(number).during(partial(cache.truncate, sequence, 0)):
+            break
+        cache.drop(sequence)
+        assert cache.ladder.runs.n_free == cache.ladder.sizes.n_units
+        assert sorted(cache.ladder.free) == list(range(cache.ladder.n_pages))
+        cache.batch([(sequence, [0] * 512)])
+    assert number > 100
 
 
 PINNED = st.builds(Pinned, st.sampled_from([0, 0, 4, 300]), st.sampled_from([0, 0, 1, 64, 300]))
