@@ -215,7 +215,7 @@ class KVCache:
             the sequence's length now: at most `length`, and 0 if too much was given back.
         """
         length = self.reachable(sequence, length, exactly=exactly)
-        sequence.length = length
+        sequence.length = sequence.cut_to = length
         sequence.checkpoint = min(sequence.checkpoint, length)
         for pool in self.pools:
             pool.cut(sequence, length)

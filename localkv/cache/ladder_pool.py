@@ -2,9 +2,9 @@
 
 Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved,
 is so for all sequences that share it. Pages that a sequence has rows to store in are on one rung,
-and stay there until they are full: a batch's rows go to one segment. Where such a page is on a
-lower rung than it may be, or than a batch's further pages have room on, as a text was cut back to
-it, the sequence gets it on a higher one.
+and stay there until they are full: a batch's rows go to one segment. Where a text was cut back to
+such a page, or begins like another one there, and the page is on a lower rung than a new one would
+be, the sequence gets it on a higher one.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class LadderPool(PagePool):
         n_open, places = self.sizes.n_open(first), range(first, len(pages))
         n_new = self.n_places(length) - len(pages)
         too_low = [place for place in places if self.rungs[pages[place]] >= n_open]
-        if n_new > 0 and self._can_go_up(pages[first:], n_new, n_open):
+        goes_on_anew = n_new > 0 or position == sequence.cut_to
+        if goes_on_anew and self._can_go_up(pages[first:], max(0, n_new), n_open):
             too_low = list(places)
         others = [place for place in places if place not in too_low]
         self._own_places(sequence, others)
@@ -186,7 +187,7 @@ class LadderPool(PagePool):
 
     def _can_go_up(self, still_open: Seq[int], n_new: int, n_open: int) -> bool:
         """Whether there is room for all pages of a batch on a higher rung than those are on that
-        have rows already: these would take the new ones down with them."""
+        have rows already: these would keep the new rows down with them."""
         n = n_new + len(still_open)
         highest = min((self.rungs[page] for page in still_open), default=0)
         if not highest or len(self.free) < n:

@@ -447,16 +447,30 @@ def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
     check(cache, rows, rng)
 
 
-def test_a_page_that_went_down_does_not_take_a_batch_with_it():
+@pytest.mark.parametrize("n", [1, 500])
+def test_a_page_that_went_down_does_not_take_a_batch_with_it(n):
     cache = cache_of(DEFAULT_LADDER, 3 * F16_PAGE, n_sequences=1)
     rng, rows = np.random.default_rng(4), Rows(cache.new_sequence())
     append(cache, [rows], rows, 8 * PAGE_TOKENS, rng)
     assert cache.ladder.rungs[rows.sequence.pages[0][0]] > 0
     cache.truncate(rows.sequence, 2)
     rows.cut(2)
-    append(cache, [rows], rows, 500, rng)
-    assert [cache.ladder.rungs[page] for page in rows.sequence.pages[0]] == [0, 0]
+    append(cache, [rows], rows, n, rng)
+    assert not any(cache.ladder.rungs[page] for page in rows.sequence.pages[0])
     check(cache, rows, rng)
+
+
+def test_a_text_that_begins_like_another_is_not_kept_down_by_it():
+    cache = cache_of(DEFAULT_LADDER, 4 * F16_PAGE)
+    rng, first = np.random.default_rng(6), Rows(cache.new_sequence())
+    append(cache, [first], first, 7 * PAGE_TOKENS, rng)
+    assert cache.ladder.rungs[first.sequence.pages[0][1]] > 0
+    second = first.fork(cache.fork(first.sequence, PAGE_TOKENS + 7))
+    append(cache, [first, second], second, 20, rng)
+    assert cache.ladder.rungs[second.sequence.pages[0][1]] == 0
+    assert second.sequence.pages[0][0] == first.sequence.pages[0][0]
+    for rows in (first, second):
+        check(cache, rows, rng)
 
 
 def test_a_page_that_comes_back_on_another_rung_is_not_the_one_before():
