@@ -29,7 +29,7 @@ class Answering(EngineScreen):
 
     Attributes:
         editing: the message that is said differently, or None.
-        audits: what an audit needs is kept of each answer.
+        audits: answers are audited when nothing else goes on.
     """
 
     editing: Message | None = None
@@ -79,8 +79,15 @@ class Answering(EngineScreen):
         self._view().begin()
         self.query_one(Speed).begin()
         self._written = len(self.answer.content)
-        self.driver.answer(replace(request, audit=self.audits))
+        self.driver.answer(replace(request, audit=self._keeps_predictions))
         self.refresh_bindings()
+
+    @property
+    def _keeps_predictions(self) -> bool:
+        """Whether an audit needs to be prepared for: one of a cache with a budget can't be had
+        otherwise, as pages change their types."""
+        facts = self.meter.facts
+        return self.audits or (facts is not None and facts.kv_budget is not None)
 
     def _view(self) -> MessageView:
         """The view of the answer that is being written."""

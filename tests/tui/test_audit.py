@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from textual.widgets import Static
 
@@ -11,7 +13,7 @@ from localkv.tui import auditing
 from localkv.tui.audit_screen import MARK, AuditScreen, marked_text
 from localkv.tui.widgets.audit_figures import AuditFigures
 from support.chat_pilot import User, user, words
-from support.fake_engine import FakeEngine, Wait
+from support.fake_engine import FACTS, FakeEngine, Wait
 
 TEXT = "The red fox ran."
 FOUND = Audited(
@@ -136,6 +138,15 @@ async def test_answers_are_audited_when_nobody_presses_a_key(
         assert figures(me) == ""
         assert not fake.requests[1].audit
         assert fake.n_audits == 2
+
+
+async def test_an_answer_in_a_cache_with_a_budget_can_be_audited_later() -> None:
+    fake = engine(TEXT)
+    fake.facts = replace(FACTS, kv_budget=1 << 20, kv_ladder=("f16/f16", "q8_0/q8_0"))
+    async with user(fake) as me:
+        await me.ask("Hi")
+        assert fake.requests[0].audit
+        assert fake.n_audits == 0
 
 
 async def test_an_answer_of_another_session_is_not_audited() -> None:

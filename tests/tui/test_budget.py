@@ -9,7 +9,6 @@ import pytest
 from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.sampling.params import SamplingParams
-from localkv.tui import auditing
 from localkv.tui.audit_screen import AuditScreen
 from localkv.tui.full_context_screen import FullContextScreen
 from support.chat_pilot import User, user
@@ -38,13 +37,11 @@ async def ask(me: User, text: str, *, seed: int, **drawing: float) -> None:
 
 
 @pytest.mark.slow
-async def test_a_chat_goes_down_the_ladder_to_the_full_context(monkeypatch) -> None:
-    monkeypatch.setattr(auditing, "IDLE_SECONDS", 1000.0)
+async def test_a_chat_goes_down_the_ladder_to_the_full_context() -> None:
     engine = LocalEngine(
         EngineOptions(str(MODELS / "tales-4M-F16.gguf"), {"device": "cpu", "kv_budget": THIRD})
     )
     async with user(engine, params=SamplingParams(), max_tokens=300) as me:
-        await me.send("/audit auto")  # keeps what an audit needs
         seeds = iter(range(1, 30))  # how long a story gets differs from CPU to CPU
         await ask(me, f"{FACTS} Tell me a story.", seed=next(seeds))
         shown = [rungs(me)]

@@ -59,7 +59,7 @@ def check_kept(cache: CacheConfig, kept: bool) -> None:
         raise UsageError(
             "a cache with a budget changes the types of its pages as it fills, so an audit needs "
             "what it predicted meanwhile",
-            hint="--audit or audit=True, not exact; in the chat /audit auto, before the answer",
+            hint="ask for it before: --audit, or audit=True; not exact",
         )
 
 
