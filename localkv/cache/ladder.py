@@ -101,10 +101,12 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
         )
     for above, below in pairwise(pairs):
         bits = [[_bits(name) for name in pair] for pair in (above, below)]
-        if above == below or any(b > a for a, b in zip(*bits, strict=True)):
+        larger = [side for side, a, b in zip("KV", *bits, strict=True) if b > a]
+        if above == below or larger:
             step = f"{above[0]}/{above[1]} to {below[0]}/{below[1]}"
+            does = f"makes {' and '.join(larger)} larger" if larger else "changes nothing"
             raise UsageError(
-                f"the ladder's step from {step} saves nothing on K or on V",
+                f"the ladder's step from {step} {does}",
                 hint="each pair has to be smaller than the one before, on neither side larger",
             )
         if bits[0] == bits[1]:

@@ -27,7 +27,10 @@ def _budget(
 ) -> int | Literal["auto"] | None:
     if value is not None and value.strip().lower() == "auto":
         return "auto"
-    return byte_size_of(ctx, param, value)
+    n_bytes = byte_size_of(ctx, param, value)
+    if n_bytes == 0:
+        raise UsageError("--kv-budget 0 has no room for anything", hint="use a size, or auto")
+    return n_bytes
 
 
 def _ladder(

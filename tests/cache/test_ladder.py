@@ -76,9 +76,9 @@ def test_ladder_is_read_as_it_is_written():
         ("f16,fp8_e4m3_head", "can't change to or from fp8_e4m3_head"),
         ("f16", "2 to 5 pairs"),
         ("f16,q8_0,q6_0,q5_0,q4_0,q3_0", "2 to 5 pairs"),
-        ("q4_0,q8_0", "saves nothing"),
-        ("q8_0/q4_0,q4_0/q8_0", "saves nothing"),
-        ("f16,f16", "saves nothing"),
+        ("q4_0,q8_0", "from q4_0/q4_0 to q8_0/q8_0 makes K and V larger"),
+        ("q8_0/q4_0,q4_0/q8_0", "makes V larger"),
+        ("f16,f16", "from f16/f16 to f16/f16 changes nothing"),
         ("f16,bf16", "the same memory"),
     ],
 )

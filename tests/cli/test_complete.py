@@ -82,6 +82,23 @@ def test_stdin_can_be_asked_for_once(program, model) -> None:
     assert result.err == "error: -f - and {stdin} in -p both read stdin, use one\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--kv-budget", "0"], "--kv-budget 0 has no room for anything"),
+        (["--kv-budget", "some"], "--kv-budget: 'some' is not a size"),
+        (["--kv-ladder", "f16,q8_0"], "--kv-ladder says what pages change to within --kv-budget"),
+        (["--kv-budget", "1MiB", "-ctk", "q8_0"], "types of --kv-ladder, not those of -ctk"),
+        (["--kv-budget", "1MiB", "--kv-ladder", "q8_0,f16"], "q8_0/q8_0 to f16/f16 makes K and V"),
+    ],
+)
+def test_wrong_budgets_and_ladders(program, model, argv, says) -> None:
+    result = program("complete", "-m", model, "-p", "x", *argv)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert says in result.err.splitlines()[0]
+
+
 def test_a_file_loses_one_final_line_break(program, llm, model, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xef\xbb\xbfline\\t\r\n\n\n")
