@@ -7,6 +7,7 @@ from textual.timer import Timer
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import Audited, EngineStoppedError
+from localkv.chat.session import ChatSession
 from localkv.errors import UsageError
 from localkv.tui.answering import Answering
 from localkv.tui.audit_screen import AuditScreen
@@ -43,6 +44,11 @@ class Auditing(Answering):
             self._forget(self.answer, event.stats.degenerate)
             if self.audits:
                 self._wait_for_idleness()
+
+    async def show_session(self, session: ChatSession) -> None:
+        self.stop_audit()
+        self._forget(None)
+        await super().show_session(session)
 
     def _forget(self, answered: Message | None, degenerate: str = "") -> None:
         self.answered, self.audited = answered, None

@@ -152,7 +152,12 @@ async def test_an_answer_in_a_cache_with_a_budget_can_be_audited_later() -> None
 async def test_an_answer_of_another_session_is_not_audited() -> None:
     async with user(engine(TEXT)) as me:
         await me.ask("Hi")
+        await me.send("/audit")
+        await me.until(lambda: shows_audit(me))
+        await me.press("escape")
+        assert "1 of 5" in figures(me)
         await me.send("/clear")
+        assert figures(me) == ""
         await me.send("/audit")
         assert "has written no answer here" in me.notes
 
