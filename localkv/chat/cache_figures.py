@@ -40,7 +40,7 @@ class CacheFigures:
     @property
     def is_f16(self) -> bool:
         """Whether there is nothing to compare with f16."""
-        return self.type_k == self.type_v == "f16"
+        return self.type_k == self.type_v == "f16" and self.n_bytes == self.f16_bytes
 
     @property
     def share_of_f16(self) -> float:

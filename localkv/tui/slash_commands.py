@@ -227,7 +227,7 @@ async def _model(screen: ChatScreen, argument: str) -> None:
         ("model", f"{facts.name}, {facts.architecture}, {size(facts.weight_bytes)}"),
         ("file", screen.session.model),
         ("context", f"{facts.n_ctx:,} tokens, trained for {facts.n_ctx_train:,}"),
-        ("cache", f"K {facts.type_k}, V {facts.type_v}"),
+        ("cache", ", ".join(facts.kv_ladder) or f"K {facts.type_k}, V {facts.type_v}"),
         ("runs on", f"{facts.backend}, {facts.threads.in_words()}"),
         *(("warning", line) for line in facts.warnings),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from textual.widgets import Collapsible, Static
 
@@ -10,7 +12,7 @@ from localkv.tui.figures import columns
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from support.chat_pilot import user, words
-from support.fake_engine import FakeEngine, Wait
+from support.fake_engine import FACTS, FakeEngine, Wait
 
 
 async def test_a_question_is_answered_and_kept(store: Store) -> None:
@@ -236,6 +238,20 @@ async def test_the_meter_shows_what_the_cache_really_takes() -> None:
         assert "V q8_0      8.50 MiB" in meter
         assert "41% of f16's 32.0 MiB" in meter
         assert "prompt reused" in meter
+
+
+async def test_the_meter_of_a_budget_names_no_types_that_pages_do_not_have() -> None:
+    """K and V share the bytes; their pages have several types."""
+    ladder = ("f16/f16", "q8_0/q8_0", "q4_0/q4_0")
+    facts = replace(FACTS, type_k="f16", type_v="f16", kv_budget=8 << 20, kv_ladder=ladder)
+    async with user(FakeEngine(words("a b c d"), facts=facts)) as me:
+        assert "KV f16/f16 to q4_0/q4_0" in me.screen_text()
+        assert "f16 would take 32.0 MiB" in me.screen_text()
+        meter = me.rendered("#meter")
+        assert "K and V     8.00 MiB" in meter
+        assert "f16         32.0 MiB" in meter
+        assert "25% of f16's 32.0 MiB" in meter
+        assert "K f16" not in meter
 
 
 async def test_reused_tokens_are_shown() -> None:

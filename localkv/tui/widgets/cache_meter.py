@@ -70,7 +70,7 @@ class CacheMeter(_Meter):
             kept = Content.styled(f"{state.n_kept:,} tokens", "$muted")
             lines.append(spread(Content.styled("kept from before", "$muted"), kept, width))
         if state.facts.layers:  # some servers do not tell
-            lines += [Content(""), *_cache_lines(cache_figures(state.facts), width)]
+            lines += [Content(""), *_cache_lines(state.facts, width)]
             lines += _ladder_lines(state.facts, state.pages, width)
         self.update(Content("\n").join(lines))
 
@@ -101,22 +101,27 @@ def _context_lines(
     ]
 
 
-def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
-    muted = "$muted"
+def _cache_lines(facts: EngineFacts, width: int) -> list[Content]:
+    """The bytes of K and of V, or of both together if they share a budget, beside f16's."""
+    muted, figures = "$muted", cache_figures(facts)
     lines = [spread(Content.styled("KV cache", "bold"), size(figures.n_bytes), width)]
-    for side, name, n_bytes, style in (
+    sides = [
         ("K", figures.type_k, figures.bytes_k, "$primary"),
         ("V", figures.type_v, figures.bytes_v, "$accent"),
-    ):
+    ]
+    if facts.kv_ladder:
+        sides = [("K", "and V", figures.n_bytes, "$primary")]
+    f16_bytes = figures.f16_bytes // len(sides)
+    for side, name, n_bytes, style in sides:
         label = f"{side} {name:<8} {size(n_bytes):>9}  "
         lines.append(
             Content.assemble(
                 (label[:1], f"bold {style}"),
                 label[1:],
-                bar(2 * n_bytes / figures.f16_bytes, max(4, width - len(label)), style),
+                bar(n_bytes / f16_bytes, max(4, width - len(label)), style),
             )
         )
-    f16 = f"f16 {'':<6} {size(figures.f16_bytes // 2):>9}  "
+    f16 = f"f16 {'':<6} {size(f16_bytes):>9}  "
     lines.append(
         Content.assemble((f16, muted), bar(1, max(4, width - len(f16)), "$foreground 40%"))
     )
@@ -165,7 +170,7 @@ class StatusLine(_Meter):
             figures = cache_figures(facts)
             mix = ladder_words(facts, state.pages)
             f16 = "" if figures.is_f16 else f"f16: {size(figures.f16_bytes)}"
-            cache = [mix or cache_types(figures), Content(size(figures.n_bytes))]
+            cache = [mix or cache_types(facts, figures), Content(size(figures.n_bytes))]
             parts = [*cache, speed, Content.styled(f16, "$muted")]
         for part in parts:
             if part and line.cell_length + 3 + part.cell_length <= width:
@@ -179,8 +184,10 @@ def ladder_words(facts: EngineFacts, pages: tuple[int, ...]) -> Content:
     return Content("  ".join(f"{n}×{pair}" for pair, n in found if n))
 
 
-def cache_types(figures: CacheFigures) -> Content:
-    """The types of K and of V, or the one that both have."""
+def cache_types(facts: EngineFacts, figures: CacheFigures) -> Content:
+    """The types of K and of V, or the one that both have, or where a ladder begins and ends."""
+    if facts.kv_ladder:
+        return Content(f"KV {facts.kv_ladder[0]} to {facts.kv_ladder[-1]}")
     if figures.type_k == figures.type_v:
         return Content(f"KV {figures.type_k}")
     k, v = ("K ", "bold $primary"), ("  V ", "bold $accent")

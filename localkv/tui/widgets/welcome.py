@@ -39,7 +39,7 @@ class Welcome(Static):
                 Content.styled(
                     f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", "$muted"
                 ),
-                Content.assemble(cache_types(figures), (f16, "$muted")),
+                Content.assemble(cache_types(facts, figures), (f16, "$muted")),
             ]
         else:
             lines.append(Content.styled(facts.server, "$muted"))
