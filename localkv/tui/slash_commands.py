@@ -274,8 +274,9 @@ async def _quit(screen: ChatScreen, argument: str) -> None:
 
 
 def _rows(rows: list[tuple[str, str]]) -> Content:
+    width = 1 + max(9, *(len(name) for name, _ in rows))
     return Content("\n").join(
-        Content.assemble((f"{name:<10}", "$muted"), value) for name, value in rows
+        Content.assemble((f"{name:<{width}}", "$muted"), value) for name, value in rows
     )
 
 

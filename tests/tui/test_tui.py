@@ -254,6 +254,16 @@ async def test_the_meter_of_a_budget_names_no_types_that_pages_do_not_have() -> 
         assert "K f16" not in meter
 
 
+async def test_figures_of_an_answer_stand_apart_from_their_names() -> None:
+    fake = FakeEngine(["a"])
+    fake.guesses = {"requantised_pages": 3, "lost_tokens": 2}
+    async with user(fake) as me:
+        await me.ask("one")
+        await me.send("/stats")
+        assert "requantised 3 pages in 0.00 s" in me.notes
+        assert "not reused  2 tokens" in me.notes
+
+
 async def test_reused_tokens_are_shown() -> None:
     async with user(FakeEngine(["a"], ["b"])) as me:
         await me.ask("one")
