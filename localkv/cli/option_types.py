@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -75,4 +76,7 @@ def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) 
         )
     number, unit, binary, byte = match.groups()
     base = 1000 if byte and not binary else 1024
-    return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
+    n_bytes = float(number) * (base ** _POWERS[unit.upper()] if unit else 1)
+    if math.isinf(n_bytes):
+        raise click.BadParameter("the size is too large a number", ctx, param)
+    return int(n_bytes)
