@@ -12,6 +12,7 @@ from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     MOST_TILE_ROWS,
     block_scratch,
+    most_run_block_floats,
     part_result,
     row_scratch,
 )
@@ -90,4 +91,5 @@ def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: i
     most = MOST_DECODE_ROWS
     n_rows = -(-max(FEW_ROWS, heads.n_heads // n_kv_heads) // most) * most
     per_thread = max(block_scratch(MOST_TILE_ROWS, d).end, row_scratch(n_rows, most, d).end)
-    return FLOAT * (n_threads * per_thread + launch_parts(n_kv_heads) * part_result(n_rows, d).end)
+    few = n_threads * per_thread + launch_parts(n_kv_heads) * part_result(n_rows, d).end
+    return FLOAT * max(few, n_threads * most_run_block_floats(d))

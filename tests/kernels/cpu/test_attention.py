@@ -20,6 +20,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
+from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.attention.plan import row_blocks
 from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
@@ -265,6 +266,56 @@ def test_tiles_of_many_tokens_have_the_bits_of_one(group: int, pair: tuple[str, 
 
     one_by_one = torch.cat([attended(i, i + 1) for i in range(n)])
     assert torch.equal(attended(0, n), one_by_one)
+
+
+@pytest.mark.parametrize("params", [{}, {"window": 300}, {"chunk": 512}, {"softcap": 20.0}])
+@pytest.mark.parametrize(
+    ("pair", "sizes", "past"),
+    [
+        (("f16", "f16"), (64, 2, 3), 450),  # head_dim, KV heads, group; over the end of a page
+        (("f16", "fp8_e5m2"), (48, 1, 5), 0),
+        (("bf16", "f32"), (16, 8, 1), 3800),  # over the length from which on parts have two pages
+        (("f16", "f16"), (80, 2, 24), 200),
+    ],
+)
+def test_blocks_of_tokens_have_the_bits_of_one(
+    pair: tuple[str, str],
+    sizes: tuple[int, int, int],
+    past: int,
+    params: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of many generated tokens share decoded tiles; what is added up is the same."""
+    (head_dim, n_kv_heads, group), n = sizes, BLOCK_ROWS + 7
+    launched, run_worker = list[str](), packed_attention.run
+    monkeypatch.setattr(
+        packed_attention, "run", lambda name, *job: (launched.append(name), run_worker(name, *job))
+    )
+    segments = [SegmentSpec(*pair)]
+    cache = torch_cache(
+        n_layers=1, n_kv_heads=n_kv_heads, head_dim=head_dim, segments=segments, n_ctx=past + n
+    )
+    layer, sequence, run = cache.layers[0], cache.new_sequence(), cpu_attention()
+    generator = torch.Generator().manual_seed(group)
+    rows = torch.randn(past + n, n_kv_heads, head_dim, generator=generator)
+    first = cache.batch([(sequence, [0] * (past + n))])
+    store_kv_cpu(rows, rows.flip(0), layer, first.segments)
+    q = 3 * torch.randn(n, n_kv_heads * group, head_dim, generator=generator)
+
+    def attended(start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sequence.length = past + start
+        batch = cache.batch([(sequence, [0] * (end - start))], generated=True)
+        wanted = AttentionParams(0.125, **params)
+        return run(q[start:end], layer.segments[0], batch.segments[0], batch, wanted)
+
+    alone = [attended(i, i + 1) for i in range(n)]
+    one_by_one = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    assert set(launched) == {"attention/rows"}
+    for start, end in ((0, n), (5, 40), (40, n)):
+        launched.clear()
+        for got, want in zip(attended(start, end), one_by_one, strict=True):
+            assert torch.equal(got, want[start:end])
+        assert launched == ["attention/run_blocks"]
 
 
 def test_head_dims_that_do_not_fit_are_refused() -> None:

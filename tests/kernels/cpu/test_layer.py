@@ -264,8 +264,8 @@ def test_plans_are_kept_until_a_token_is_done(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(packed_attention, "MANY_PLANS", 1)
     made, make_plan = list[weakref.ref[Plan]](), packed_attention.make_plan
 
-    def noted(*args: Any) -> Plan:
-        plan = make_plan(*args)
+    def noted(*args: Any, in_blocks: bool) -> Plan:
+        plan = make_plan(*args, in_blocks=in_blocks)
         made.append(weakref.ref(plan))
         return plan
 

@@ -1,7 +1,7 @@
 """The jobs of the CPU's attention workers: arrays of int64, read as named tuples.
 
-Both kinds of worker (`attention/rows.py`, `attention/blocks.py`) get the same `Job`; what only
-one of them reads is 0 for the other. Addresses are int64, too.
+All kinds of worker (`attention/rows.py`, `attention/blocks.py`, `attention/run_blocks.py`) get the
+same `Job`; what only one of them reads is 0 for the others. Addresses are int64, too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Job(NamedTuple):
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
         pieces: the table of pieces; each has n_kv_heads items.
-        sequences: the table of sequences (decode).
+        sequences: the table of sequences (decode, blocks of runs).
         k_planes, v_planes: int64 [6, 3], see `packed_attention.plane_table`.
-        scratch, scratch_floats: memory of the threads (`BlockScratch` or `RowScratch`), and how
-            much each has.
+        scratch, scratch_floats: memory of the threads (`BlockScratch`, `RowScratch` or
+            `RunBlockScratch`), and how much each has.
         n_rows, n_tiles: rows of a sequence, padded to tiles, and tiles (decode).
-        n_parts: of all sequences, for each KV head (decode).
+        n_parts: of all sequences, for each KV head (decode); of a block at most (blocks of runs).
         partial: results of parts, [n_parts, n_kv_heads] of `PartResult` (decode).
         done: int64 [sequences, n_kv_heads], chunks that are done (decode).
     """

@@ -92,6 +92,13 @@ def tiles_add_alike(type_k: str, type_v: str) -> bool:
     return cache_decoder(type_k).adds_alike and cache_decoder(type_v).adds_alike
 
 
+def runs_in_blocks(type_k: str, type_v: str) -> bool:
+    """Whether `attention/run_blocks.py` has the bits of `score` and `weigh`: values are floats
+    without scales."""
+    plain = not FORMATS[type_k].row_planes and not FORMATS[type_v].row_planes
+    return plain and tiles_add_alike(type_k, type_v)
+
+
 @functools.cache
 def score_kernel(type_k: str, rows: int) -> int:
     return specialized(score_source(type_k, rows))["score"]

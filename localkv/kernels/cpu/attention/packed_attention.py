@@ -29,17 +29,20 @@ from localkv.kernels.cpu.attention.kernels import (
     decode_k_kernel,
     decode_v_kernel,
     run,
+    runs_in_blocks,
     score_kernel,
     tiles_add_alike,
     weigh_kernel,
 )
 from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
 from localkv.kernels.cpu.attention.row_tiles import tile_of, whole_tiles
+from localkv.kernels.cpu.attention.run_tables import RunBlocks
 from localkv.kernels.cpu.attention.sizes import (
     MOST_CHANNELS,
     block_scratch,
     part_result,
     row_scratch,
+    run_block_scratch,
 )
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
@@ -150,6 +153,8 @@ def prepare(
     launches = list[Launch]()
     for decode in plan.decodes:
         launches.append(prepare_rows(decode, segment, job))
+    if plan.run_blocks is not None:
+        launches.append(prepare_run_blocks(plan.run_blocks, segment, job))
     if len(plan.blocks):
         launches.append(prepare_blocks(plan, segment, job))
     return tuple(launches)
@@ -193,6 +198,24 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
     )
 
 
+def prepare_run_blocks(runs: RunBlocks, segment: Segment, job: Job) -> Launch:
+    """Many generated tokens of a sequence."""
+    n_pieces = len(runs.chunks) * job.n_kv_heads
+    threads = min(n_threads(), n_pieces)
+    scratch = run_block_scratch(runs.n_rows, runs.n_parts, job.head_dim).end
+    job = job._replace(
+        n_pieces=n_pieces,
+        scratch_floats=scratch,
+        n_rows=runs.n_rows,
+        n_parts=runs.n_parts,
+        k_kernel=decode_k_kernel(segment.format_k.name),
+        v_kernel=decode_v_kernel(segment.format_v.name),
+        pieces=runs.chunks.address,
+        sequences=runs.sequences.address,
+    )
+    return Launch("attention/run_blocks", array("q", job), threads, threads * scratch)
+
+
 def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
     """Tokens of prompts."""
     n_pieces = len(plan.blocks) * job.n_kv_heads
@@ -212,7 +235,7 @@ class PackedAttention:
     """`SegmentAttention` by compiled kernels, on float32 queries and pages in the CPU's order."""
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[int, int, int], Plan] = {}
+        self.plans: dict[tuple[int, int, int, bool], Plan] = {}
         self.tables: dict[int, SegmentTables] = {}
         self.forget()
 
@@ -230,10 +253,12 @@ class PackedAttention:
         group: int,
         n_kv_heads: int,
         n_pages: int,
+        *,
+        in_blocks: bool,
     ) -> Plan:
         """The plan of a batch, which is made for its first layer that sees as far
-        back."""
-        key = id(seg_batch), params.window, params.chunk
+        back, and has types of the same kind."""
+        key = id(seg_batch), params.window, params.chunk, in_blocks
         plan = self.plans.get(key)
         sizes = group, n_kv_heads, n_pages
         if (
@@ -244,13 +269,13 @@ class PackedAttention:
         ):
             if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
-            plan = make_plan(seg_batch, batch, params, *sizes)
+            plan = make_plan(seg_batch, batch, params, *sizes, in_blocks=in_blocks)
             self.plans[key] = plan
         return plan
 
     def give_away(self, plan: Plan, params: AttentionParams) -> None:
         """Forget a plan, which becomes that of another batch."""
-        self.plans.pop((id(plan.batch), params.window, params.chunk), None)
+        self.plans.pop((id(plan.batch), params.window, params.chunk, plan.in_blocks), None)
 
     def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
         """The tables of a segment, which are made when it is first read."""
@@ -274,10 +299,12 @@ class PackedAttention:
         n_tokens, n_heads, head_dim = shape
         tables = self.segment_tables(segment, head_dim)
         group = n_heads // tables.n_kv_heads
-        plan = self.plan(seg_batch, batch, params, group, tables.n_kv_heads, tables.n_pages)
+        types = segment.format_k.name, segment.format_v.name
+        sizes = group, tables.n_kv_heads, tables.n_pages
+        plan = self.plan(seg_batch, batch, params, *sizes, in_blocks=runs_in_blocks(*types))
         if n_tokens != len(plan.visible) or n_heads != group * tables.n_kv_heads:
             raise BoundsError(f"queries {list(shape)}, of {len(plan.visible)} tokens")
-        key = segment.format_k.name, segment.format_v.name, head_dim, params
+        key = *types, head_dim, params
         launches = plan.launches.get(key)
         if launches is None:
             launches = prepare(plan, tables, segment, head_dim, params)

@@ -16,6 +16,7 @@ from localkv.cache.batch import Batch, SegmentBatch
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block
+from localkv.kernels.cpu.attention.run_tables import RunBlocks, RunTables
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS, FEW_ROWS
 from localkv.kernels.cpu.attention.splits import Decode, Splits, runs
 from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
@@ -55,7 +56,9 @@ class Plan:
         group: query heads of a KV head, which the split into pieces depends on.
         n_kv_heads, n_pages: of the segment's cache.
         visible: int64 [tokens, 2], the first row of the segment that each token sees, and the end.
+        in_blocks: many generated tokens of a sequence are cut into blocks.
         decodes: the work of the decode kernels.
+        run_blocks: that of blocks of generated tokens, if there are some.
         blocks: table of the prefill kernels.
         complete: every token is part of a piece.
         launches: what was prepared of calls, by all that layers may differ in.
@@ -67,7 +70,9 @@ class Plan:
     n_kv_heads: int
     n_pages: int
     visible: Table
+    in_blocks: bool
     decodes: tuple[Decode, ...]
+    run_blocks: RunBlocks | None
     blocks: Table
     complete: bool
     launches: dict[LaunchKey, tuple[Launch, ...]] = field(default_factory=dict)
@@ -113,10 +118,13 @@ def make_plan(
     group: int,
     n_kv_heads: int,
     n_pages: int,
+    *,
+    in_blocks: bool,
 ) -> Plan:
     """Cut a batch into pieces, enough of them for all threads to be busy to the end.
 
-    `n_pages` and `n_kv_heads` are those of the cache.
+    `n_pages` and `n_kv_heads` are those of the cache; `in_blocks` says that its types have blocks
+    of generated tokens.
 
     Raises:
         BoundsError: the batch is not of such a cache.
@@ -125,11 +133,15 @@ def make_plan(
     visible = visible_rows(seg_batch, batch, params)
     table, width = address(seg_batch.page_table), seg_batch.page_table.shape[1] * 8
     splits, blocks, n_covered = [Splits(n_kv_heads, group)], list[Block](), 0
+    tables = RunTables(n_kv_heads, group)
     for i, length in enumerate(seg_batch.lengths):
         first, n_new = batch.starts[i], batch.starts[i + 1] - batch.starts[i]
         pages = table + i * width
         if batch.generated[i]:
             seen = visible[first : first + n_new]
+            if in_blocks and tables.takes(n_new):
+                n_covered += tables.add(seen, first, pages, length)
+                continue
             for run in runs(seen, n_kv_heads, max(1, FEW_ROWS // group)):
                 if splits[-1].is_full_with(run):
                     splits.append(Splits(n_kv_heads, group))
@@ -146,6 +158,8 @@ def make_plan(
         n_kv_heads=n_kv_heads,
         n_pages=n_pages,
         visible=Table(visible),
+        in_blocks=in_blocks,
+        run_blocks=tables.tables(len(visible)),
         decodes=tuple(split.tables(len(visible)) for split in splits if split.parts),
         blocks=table_of(blocks, BLOCK_ITEMS),
         complete=n_covered == len(visible),

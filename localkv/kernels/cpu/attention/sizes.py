@@ -109,6 +109,55 @@ def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
     return RowScratch(0, sums, logits, totals, scaled, end)
 
 
+LEAST_RUN_ROWS = 24
+"""Rows of `attention/run_blocks.py` that are worth a decoded tile."""
+MOST_ROW_PARTS = (2 * LEAST_PARTS + 4) * LEAST_RUN_ROWS
+"""Results of a row in a part that a thread of it keeps at most: those of so many rows with all
+parts of the longest context."""
+
+
+class RunBlockScratch(NamedTuple):
+    """Scratch memory of a thread of `attention/run_blocks.py`: where each array starts, in floats.
+
+    Attributes:
+        q: [n_rows, head_dim], the queries.
+        k: [head_dim, TILE], decoded and transposed.
+        v: [PAGE_TOKENS, head_dim].
+        logits: [n_rows, PAGE_TOKENS], then what they become as weights.
+        totals: [n_rows, LANES], sums of exponentials.
+        scales: [2, LANES], of those who decode.
+        parts: [n_parts] of `PartResult`.
+        end: where the next thread's may start, a cache line further.
+    """
+
+    q: int
+    k: int
+    v: int
+    logits: int
+    totals: int
+    scales: int
+    parts: int
+    end: int
+
+
+def run_block_scratch(n_rows: int, n_parts: int, head_dim: int) -> RunBlockScratch:
+    """For `n_rows` rows whose context has `n_parts` parts. Compiled kernels call this, too."""
+    k = n_rows * head_dim
+    v = k + TILE * head_dim
+    logits = v + PAGE_TOKENS * head_dim
+    totals = logits + n_rows * PAGE_TOKENS
+    scales = totals + n_rows * LANES
+    parts = scales + 2 * LANES
+    end = parts + n_parts * n_rows * (head_dim + 2) + LANES
+    return RunBlockScratch(0, k, v, logits, totals, scales, parts, end)
+
+
+def most_run_block_floats(head_dim: int) -> int:
+    """Scratch memory of a thread of `attention/run_blocks.py` at most."""
+    others = run_block_scratch(BLOCK_ROWS, 0, head_dim).end
+    return others + MOST_ROW_PARTS * (head_dim + 2)
+
+
 class PartResult(NamedTuple):
     """What the decode kernels leave of a part, to be merged: where each array starts, in floats.
 

@@ -13,6 +13,7 @@ from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
     decode_v_source,
+    runs_in_blocks,
     score_source,
     weigh_source,
 )
@@ -78,6 +79,8 @@ def needed_kernels(
             for n in rows:
                 generated.append(score_source(segment.type_k, n))
                 generated.append(weigh_source(segment.type_v, n))
+            if runs_in_blocks(segment.type_k, segment.type_v):
+                generated.append(KernelSource("attention/run_blocks"))
     if any(not group.is_latent for group in config.groups):
         sources.append(KernelSource("attention/blocks"))
         generated.append(KernelSource("attention/rows"))
