@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -94,6 +95,15 @@ class Sequence:
         self.pages = [list(pages) for pages in other.pages]
         self.gone = [set(places) for places in other.gone]
         self.exact_from = list(other.exact_from)
+
+    def ahead(self, n_tokens: int) -> Sequence:
+        """It with more tokens, whose pages are taken: the same pages, and the same lists of them.
+
+        So tokens of two kinds can be part of one batch, one kind after the other.
+        """
+        other = copy(self)
+        other.length += n_tokens
+        return other
 
     def held(self, pool: int) -> list[int]:
         """The ids of the pages of a pool that it has."""

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Literal, NamedTuple, TypeVar
 
 from localkv.cache.arrays import Array
-from localkv.cache.batch import Wanted
+from localkv.cache.batch import Batch, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.next_token import NextTokens
@@ -202,19 +202,42 @@ class CacheSlot:
             self._hold([*ids, *found.tokens][: found.n_evaluated], generated=True)
         return found
 
+    @property
+    def mixes_kinds(self) -> bool:
+        """Whether a batch may have tokens of a prompt and generated ones of the same text: where
+        layers see others through their rows only, and no step is recorded."""
+        return self.loop is None and not self.cache.states and self.cache.ladder is None
+
     def read_logits(
-        self, ids: Sequence[int], read: Callable[[Array], T], n_rows: int, *, generated: bool
+        self, ids: Sequence[int], read: Callable[[Array], T], n_rows: int, *, n_prompt: int
     ) -> list[T]:
-        """As `evaluate`: what `read` makes of all logits, of at most `n_rows` tokens at a time."""
-        if len(ids) <= n_rows:
+        """As `evaluate`: what `read` makes of the logits, of at most `n_rows` tokens at a time.
+
+        Args:
+            n_prompt: leading tokens that are a prompt's. If others follow (`mixes_kinds`), these
+                tokens have the logits of their last one only.
+        """
+        generated, is_mixed = n_prompt == 0, 0 < n_prompt < len(ids)
+        if len(ids) <= n_rows and not is_mixed:
             return [read(self.evaluate(ids, "all", generated=generated))]
         self.check_source()
         self.use_threads(len(ids))
-        batch = self.cache.batch([(self.sequence, ids)], logits="all", generated=generated)
+        if is_mixed:
+            batch = self._mixed_batch(ids, n_prompt)
+        else:
+            batch = self.cache.batch([(self.sequence, ids)], logits="all", generated=generated)
         with self.scratch_of(len(ids)), self.model.backend.arrays.inference():
             found = [read(part) for part in self.model.logit_blocks(batch, self.cache, n_rows)]
-        self._hold(ids, generated=generated)
+        self._hold(ids[:n_prompt], generated=False)
+        self._hold(ids[n_prompt:], generated=True)
         return found
+
+    def _mixed_batch(self, ids: Sequence[int], n_prompt: int) -> Batch:
+        """Tokens of a prompt, and generated ones behind them, with the logits of these and of the
+        prompt's last."""
+        self.cache.reserve(self.sequence, self.sequence.length + len(ids))
+        parts = (self.sequence, ids[:n_prompt]), (self.sequence.ahead(n_prompt), ids[n_prompt:])
+        return self.cache.batch(parts, logits=("last", "all"), generated=(False, True))
 
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
         """Run a prompt's `ids`, in one batch, after those that are held.

@@ -266,14 +266,7 @@ class Engine:
         n_prompt = len(ids) if n_prompt is None else min(n_prompt, len(ids))
         n_rows = min(n_rows or self.n_batch, self.n_batch)
         text = Text(list(ids), n_prompt)
-        # the last token of a prompt has its logits with the rest of it
-        places = {0, n_prompt, len(ids)} | ({first} if first != n_prompt - 1 else set())
-        bounds = [
-            at
-            for start, end in pairwise(sorted(places))
-            for at in range(start, end, self.n_batch if start < first else n_rows)
-        ]
-        parts = list(pairwise([*bounds, len(ids)]))
+        parts = self._parts(len(ids), n_prompt, first, n_rows)
 
         def run_up_to(number: int) -> list[T]:
             """Evaluate the parts that are missing, and read the logits of the last of them."""
@@ -281,18 +274,37 @@ class Engine:
                 self.slot.truncate(0)
                 self.slot.take(text)
             for start, end in parts[:number]:
-                if self.sequence.length <= start:
+                if self.sequence.length > start:
+                    continue
+                if start < n_prompt < end:
+                    self.slot.read_logits(ids[start:end], len, n_rows, n_prompt=n_prompt - start)
+                else:
                     self.slot.evaluate(ids[start:end], generated=start >= n_prompt)
             start, end = parts[number]
-            if start < first:
+            if start < first and end <= n_prompt:
                 return [read(self.slot.evaluate(ids[start:end]))]
-            return self.slot.read_logits(
-                ids[start:end], read, n_read or n_rows, generated=start >= n_prompt
-            )
+            n_leading = min(max(0, n_prompt - start), end - start)
+            n_at_once = n_read or n_rows
+            return self.slot.read_logits(ids[start:end], read, n_at_once, n_prompt=n_leading)
 
         for number, (_, end) in enumerate(parts):
             if end > first:
                 yield from self.slot.turn(partial(run_up_to, number))
+
+    def _parts(
+        self, n_tokens: int, n_prompt: int, first: int, n_rows: int
+    ) -> list[tuple[int, int]]:
+        """What `read_logits` evaluates at a time: positions, from and to."""
+        if first == n_prompt - 1 and n_rows == self.n_batch and self.slot.mixes_kinds:
+            return list(pairwise([*range(0, n_tokens, self.n_batch), n_tokens]))
+        # the last token of a prompt has its logits with the rest of it
+        places = {0, n_prompt, n_tokens} | ({first} if first != n_prompt - 1 else set())
+        bounds = [
+            at
+            for start, end in pairwise(sorted(places))
+            for at in range(start, end, self.n_batch if start < first else n_rows)
+        ]
+        return list(pairwise([*bounds, n_tokens]))
 
     def embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
         """The pooled hidden states of a text: float32 [n_embd], or [len(ids), n_embd] for "none".

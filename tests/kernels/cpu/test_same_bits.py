@@ -210,6 +210,29 @@ def test_tails(window: int, type_k: str, type_v: str, tmp_path: Path) -> None:
     check(model, random.Random(1), SegmentSpec("f16", "f16"), packed, *tail_segments(tail))
 
 
+@pytest.mark.parametrize(
+    ("window", "types"), [(0, ("f16", "f16")), (9, ("q8_0", "q4_0")), (300, ("f16", "f16"))]
+)
+def test_a_prompt_and_what_follows_in_one_batch(
+    window: int, types: tuple[str, str], tmp_path: Path
+) -> None:
+    path = variant("llama", n_heads=6, head_dim=64, n_kv_heads=2).write(tmp_path / "m.gguf")
+    model = with_params(load_model(open_gguf(path), cpu_backend())[0], window=window)
+    rng, cache, n, n_batch = random.Random(window), CacheConfig(*types, n_ctx=1024), 700, 64
+    ids = [rng.randrange(90) for _ in range(n)]
+    for n_prompt in (1, 2, 40, 64, 65, 600):
+        engine = Engine(model, cache, n_batch=n_batch)
+        for start in range(0, n_prompt, n_batch):
+            last = engine.evaluate(ids[start : min(start + n_batch, n_prompt)]).copy()
+        more = [engine.evaluate([token], generated=True).copy() for token in ids[n_prompt:]]
+        want = np.concatenate([last, *more]).view(np.int32)
+        sizes = {"first": n_prompt - 1, "n_prompt": n_prompt}
+        again = Engine(model, cache, n_batch=n_batch).logit_batches(ids, **sizes)
+        parts = [part.copy() for part in again]
+        assert np.array_equal(np.concatenate(parts).view(np.int32), want), n_prompt
+        assert len(parts) == -(-n // n_batch) - (n_prompt - 1) // n_batch
+
+
 def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
     """The logits that a generation draws its tokens by."""
     sampler = CountingSampler(engine.model.config.n_vocab)
