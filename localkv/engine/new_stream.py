@@ -106,11 +106,10 @@ def new_stream(
     stops = (stop,) if isinstance(stop, str) else stop
     markers = channel_markers(tokenizer) if in_channels else None
 
-    def new_decoder() -> TokenDecoder:
-        decoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
-        return ChannelDecoder(decoder, markers, ids) if markers else decoder
-
+    decoder: TokenDecoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+    if markers:
+        decoder = ChannelDecoder(decoder, markers, ids)
     token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
     return TextStream(
-        generation, new_decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
+        generation, decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 from weakref import finalize
@@ -141,7 +141,7 @@ class TextStream(Iterator[str]):
 
     Args:
         generation: yields the tokens.
-        new_decoder: makes what turns them into text.
+        decoder: turns them into text.
         stops: strings that end the text.
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
@@ -155,7 +155,7 @@ class TextStream(Iterator[str]):
     def __init__(
         self,
         generation: Generation,
-        new_decoder: Callable[[], TokenDecoder],
+        decoder: TokenDecoder,
         stops: Sequence[str],
         seed: int,
         *,
@@ -166,10 +166,10 @@ class TextStream(Iterator[str]):
         self.seed = seed
         self._opening = opening
         self._n_opening = len(opening)
-        self._new_decoder = new_decoder
-        self._decoder = new_decoder()
+        self._decoder = decoder
         self._stops = StopStrings(stops)
         self._text: list[str] = []
+        self._sizes: list[int] = []  # characters that each token added, before stop strings
         self._finish_reason: FinishReason | None = None
         self.calls: ReadCalls | None = None
         self.audited: Callable[[], Audit | None] | None = None
@@ -248,11 +248,11 @@ class TextStream(Iterator[str]):
         A token that is a part of a character has those of the one that completes it; what is not
         part of the text, as a stop string, has none.
         """
-        stats, decoder = self.stats, self._new_decoder()
-        text = "".join(self._text)
-        ends = [self._n_opening]
-        for token in self.generation.ids[stats.n_prompt :]:
-            ends.append(min(ends[-1] + len(decoder.push(token)), len(text)))
+        with self._one_at_a_time:
+            n_tokens, n_read = self.stats.n_generated, len(self._sizes)
+            sizes = [*self._sizes, *[0] * (n_tokens - n_read)]
+            n_text = sum(map(len, self._text))
+        ends = [min(end, n_text) for end in accumulate(sizes, initial=self._n_opening)]
         places, end = list[tuple[int, int]](), ends[-1]
         for start, after in reversed(list(pairwise(ends))):
             end = after if after > start else end
@@ -269,7 +269,11 @@ class TextStream(Iterator[str]):
     def _next_piece(self) -> str:
         """The text that the next token adds, which may be none yet."""
         token = next(self.generation, None)
-        piece = self._decoder.flush() if token is None else self._decoder.push(token)
+        if token is None:
+            piece = self._decoder.flush()
+        else:
+            piece = self._decoder.push(token)
+            self._sizes.append(len(piece))
         piece = self._stops.push(piece)
         if self._stops.hit is not None:
             self._finish_reason = "stop"
