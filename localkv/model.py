@@ -305,9 +305,10 @@ class Transformer:
         if index == self.config.n_layers - 1:  # only the wanted rows go on behind its mixer
             if not len(batch.logit_rows):
                 return
-            streams.keep(batch.logit_rows)
-            source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
-            row = None if row is None else row[batch.logit_rows]
+            if len(batch.logit_rows) < len(batch.token_ids):
+                streams.keep(batch.logit_rows)
+                source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
+                row = None if row is None else row[batch.logit_rows]
         x = source
         for y, (_, part_spec, part) in zip(mixed, layer.parts, strict=True):
             x = backend.out_residual(x, y, part, part_spec)

@@ -57,31 +57,31 @@ def compare_kept(
     Raises:
         LocalKVError: a logit is infinite or not a number.
     """
-    starts = np.cumsum([0, *(len(one.ids) for one in kept)])
-    ids = np.concatenate([one.ids for one in kept])
-    sums = sums_of(base_logits, Kept(ids, np.concatenate([one.shifted for one in kept]), starts))
+    tokens, drawn_logs, best, ids, shifted, *logs = zip(*kept, strict=True)
+    log_totals, tails, least_logs = (np.array(column) for column in logs)
+    starts = np.cumsum([0, *map(len, ids)])
+    sums = sums_of(base_logits, Kept(np.concatenate(ids), np.concatenate(shifted), starts))
     with np.errstate(invalid="ignore"):
         total = sums.kept + sums.rest
         log_total, mass = np.log(total), sums.rest / total
-        further = log_total - np.array([one.log_total for one in kept])
+        further = log_total - log_totals
         sum_kept = (sums.kept_apart - further * sums.kept) / total
-        least_of_any = np.array([one.least for one in kept])
-        together = np.maximum([one.tail for one in kept], least_of_any)
+        together = np.maximum(tails, least_logs)
         log_mass = np.log(mass, out=np.zeros_like(mass), where=mass > 0)
         least = sum_kept + mass * (log_mass - together)
         of_rest = sums.rest_logs / total - mass * log_total
-        most = sum_kept + of_rest - mass * least_of_any
+        most = sum_kept + of_rest - mass * least_logs
     if not np.isfinite(most).all():  # 0 times an infinite logit is no number, either
         raise LocalKVError(NOT_FINITE)
-    drawn = base_logits[np.arange(len(kept)), [one.token for one in kept]]
+    drawn = base_logits[np.arange(len(kept)), tokens]
     return Compared(
-        nll=np.array([-one.drawn for one in kept]),
+        nll=-np.array(drawn_logs),
         nll_base=log_total - (drawn - sums.largest),
         kld=least.clip(0),
         kld_most=np.maximum(least, most).clip(0),
-        best=np.array([one.best for one in kept]),
+        best=np.array(best),
         best_base=sums.best,
-        p_best=np.exp([-one.log_total for one in kept]),
+        p_best=np.exp(-log_totals),
         p_best_base=1 / total,
     )
 
