@@ -216,7 +216,8 @@ class TextModel(LoadedModel):
 
         Args:
             stream: one of this model's; of its text, what was read so far.
-            n_batch: most tokens evaluated at a time; None for as many as in prompts.
+            n_batch: most tokens evaluated at a time; None for as many as in prompts, or some more
+                if the model is very small.
             cancel: set it, from any thread, to end it after the batch at hand.
 
         Returns:
@@ -227,16 +228,21 @@ class TextModel(LoadedModel):
             UsageError: the cache has a budget, and the stream kept nothing.
         """
         from localkv.engine.audit.audit import audit_of
-        from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading
+        from localkv.engine.audit.second_reading import (
+            CancelledReadingError,
+            SecondReading,
+            long_batch,
+        )
 
         generation, started = stream.generation, time.perf_counter()
         stats = generation.stats
         if not stats.n_generated:
             return None
+        most, n_embd = self.engine.n_batch, self.engine.model.config.n_embd
         reading = SecondReading(
             self.engine.model,
             self.cache,
-            n_batch=min(n_batch or self.engine.n_batch, self.engine.n_batch),
+            n_batch=min(n_batch, most) if n_batch else long_batch(most, n_embd),
             check_room=self.check_further_cache,
             is_cancelled=lambda: cancel is not None and cancel.is_set(),
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from localkv.config import CacheConfig
 from localkv.engine.audit.audit import Audit
 from localkv.engine.audit.comparison import compare_kept, compare_logits
 from localkv.engine.audit.predictions import Prediction, Predictions
-from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading
+from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading, long_batch
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.token_scores import Logits, log_softmax, score
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.quality.scores import base_cache, score_chunks
@@ -212,6 +214,33 @@ def test_windows_where_memory_has_no_room(packed: LLM) -> None:
     assert np.array_equal(reading.compared.kld[first], whole.compared.kld[first])
     f16 = LLM(F16, n_ctx=512)
     assert second_reading(f16, check_room).compare(ids, 40, None).compared.kld.max() == 0
+
+
+def test_batches_are_of_one_length(packed: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is a prompt's in them; chains of workers are made for each length."""
+    lengths, read_logits = list[int](), CacheSlot.read_logits
+
+    def noted(self: CacheSlot, ids: list[int], *arguments: Any, **sizes: int) -> list[Any]:
+        lengths.append(len(ids))
+        return read_logits(self, ids, *arguments, **sizes)
+
+    monkeypatch.setattr(CacheSlot, "read_logits", noted)
+    ids = list(np.random.default_rng(2).integers(3, 500, 191))
+    second_reading(packed).compare(ids, 5, None)
+    assert lengths == [64, 64, 64, 64, 62, 62]  # of both caches, in turn
+    kept = Predictions()
+    for token in ids[70:]:
+        kept.add(np.zeros(packed.config.n_vocab, np.float32), int(token))
+    lengths.clear()
+    second_reading(packed).compare(ids, 70, kept)
+    assert lengths == [64, 62]
+
+
+@pytest.mark.parametrize(
+    ("n_batch", "n_embd", "most"), [(512, 256, 1024), (512, 4096, 512), (64, 256, 64)]
+)
+def test_batches_of_small_models_may_be_longer(n_batch: int, n_embd: int, most: int) -> None:
+    assert long_batch(n_batch, n_embd) == most
 
 
 def test_no_room_for_a_window_either(packed: LLM) -> None:

@@ -25,6 +25,9 @@ _FEW_ROWS = 16
 _BLOCK_VALUES, _BLOCK_ROWS = 1 << 19, 32
 """Logits that are compared with what was kept at a time, few enough for the processor's caches; but
 of so many positions, at least, that the output matrix is worth reading."""
+_SHORT_BATCH, _BATCH_VALUES = 512, 1 << 18
+"""Tokens of a batch from which on it may be longer, and hidden values of one at least. Where a
+model is small, what Python prepares of a batch takes as long as a layer."""
 LEAST_WINDOW = 256
 """Tokens of a window: fewer say nothing of a longer text."""
 
@@ -61,6 +64,12 @@ def check_kept(cache: CacheConfig, kept: bool) -> None:
             "what it predicted meanwhile",
             hint="ask for it before: --audit, or audit=True; not exact",
         )
+
+
+def long_batch(n_batch: int, n_embd: int) -> int:
+    """Most tokens that are evaluated at a time where prompts have batches of `n_batch`: more if
+    the model is so small that they take some megabytes, unless short ones were asked for."""
+    return n_batch if n_batch < _SHORT_BATCH else max(n_batch, _BATCH_VALUES // n_embd)
 
 
 class SecondReading:
@@ -207,7 +216,9 @@ class SecondReading:
     ) -> Iterator[T]:
         """What `read` makes of the logits from position `first` on, some at a time (`sizes` are
         those of `Engine.read_logits`)."""
-        engine = Engine(self._model, cache, n_batch=self._n_batch)
+        # batches of one length, as chains of workers are made for each
+        n_batches = -(-len(ids) // self._n_batch)
+        engine = Engine(self._model, cache, n_batch=-(-len(ids) // n_batches))
         to_numpy = self._model.backend.arrays.to_numpy
         parts = engine.read_logits(
             ids, lambda part: read(to_numpy(part)), first=first, n_prompt=n_prompt, **sizes
