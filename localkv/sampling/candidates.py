@@ -169,15 +169,25 @@ def fewest(
     mass: float,
     side: Literal["left", "right"],
     min_keep: int,
+    *,
+    in_order: bool = False,
 ) -> Ints:
     """Indices, ascending, of the fewest candidates with the largest keys that hold `mass`.
 
     The one that reaches it (side "left") or exceeds it (side "right") is among them.
+
+    Args:
+        in_order: no candidate with a larger key is less probable.
     """
     # Mostly few tokens hold the mass; else bins say which ones are to be sorted.
     kept = _fewest_of(largest(keys, 256), keys, probabilities, mass, side, min_keep)
     if kept is None and min_keep < 256:
-        kept = _fewest_by_bins(keys, probabilities, mass, side)
+        likely = _likely(probabilities, mass) if in_order else None
+        if likely is not None:
+            kept = _fewest_by_bins(keys[likely], probabilities[likely], mass, side)
+            kept = None if kept is None else likely[kept]
+        if kept is None:
+            kept = _fewest_by_bins(keys, probabilities, mass, side)
     if kept is None:
         kept = _fewest_of(all_ids(len(keys)), keys, probabilities, mass, side, min_keep)
         assert kept is not None
@@ -199,6 +209,17 @@ def _fewest_of(
     if count > len(best) and len(best) < len(keys):
         return None
     return np.sort(best[:count])
+
+
+def _likely(probabilities: Floats, mass: float) -> Ints | None:
+    """Indices, ascending, of the most probable candidates, more than hold `mass`; None where a
+    sample doesn't tell how probable those are."""
+    sample = np.sort(probabilities[::64])[::-1]
+    shares = np.cumsum(sample)
+    least = sample[int(np.searchsorted(shares, (1 + mass) / 2 * shares[-1]))]
+    found = np.flatnonzero(probabilities >= least)
+    is_enough = probabilities[found].sum() > mass + 4 * len(probabilities) * _EPS
+    return found if is_enough else None
 
 
 def _fewest_by_bins(

@@ -92,7 +92,8 @@ def top_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
     Nucleus sampling (Holtzman et al. 2019).
     """
     probabilities = softmax(candidates.logits)
-    kept = fewest(candidates.logits, probabilities, params.top_p, "left", params.min_keep)
+    logits, min_keep = candidates.logits, params.min_keep
+    kept = fewest(logits, probabilities, params.top_p, "left", min_keep, in_order=True)
     return only(candidates, kept)
 
 
