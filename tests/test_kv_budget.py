@@ -157,6 +157,14 @@ def test_texts_that_begin_alike_share_a_page_that_has_no_room_for_a_copy():
         assert llm.batch.pages.lost == 0
 
 
+def test_texts_that_begin_alike_get_copies_where_their_page_has_no_room():
+    """A page in f16 that they share, and room for others in q8_0 and below alone."""
+    with LLM(MODEL, device="cpu", kv_budget=1 << 20, n_parallel=3) as llm:
+        texts = [f"{i} {STORY * n}" for i, n in enumerate([2, 12, 25, 40])]
+        done = llm.complete_many(texts, max_tokens=20, temperature=0, ignore_eos=True)
+        assert [one.usage.completion_tokens for one in done] == [20] * 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -153,10 +153,10 @@ class LadderPool(PagePool):
     def has_room_for(self, n: int, spare: Seq[int], begun: Seq[int]) -> bool:
         if not super().has_room_for(n, spare, begun):
             return False
-        units = self.sizes.units
-        free = self.runs.n_free + sum(units[self.rungs[page]] for page in spare)
-        for page in self._lowerable():
-            free += 0 if page in spare else units[self.rungs[page]] - units[-1]
+        units, given = self.sizes.units, set(spare)
+        free = self.runs.n_free + sum(units[self.rungs[page]] for page in given)
+        lowerable = (page for page in self._lowerable() if page not in given)
+        free += sum(units[self.rungs[page]] - units[-1] for page in lowerable)
         copies = [units[self.rungs[page]] for page in begun[:n]]  # a copy is on the same rung
         return sum(copies) + (n - len(copies)) * units[self._n_open - 1] <= free
 
@@ -169,7 +169,11 @@ class LadderPool(PagePool):
         if goes_on_anew and self._can_go_up(pages[first:], max(0, n_new), n_open):
             too_low = list(places)
         others = [place for place in places if place not in too_low]
-        self._own_places(sequence, others)
+        try:
+            self._own_places(sequence, others)
+        except NoPageError:  # a copy on the rung of the page does not fit: on a lower one it may
+            too_low += [place for place in others if self.n_holders[pages[place]] > 1]
+            others = [place for place in others if place not in too_low]
         still_open = [pages[place] for place in others]
         rungs = [self.rungs[page] for page in still_open]
         rung = max(rungs, default=0)
