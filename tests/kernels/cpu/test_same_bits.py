@@ -211,14 +211,21 @@ def test_tails(window: int, type_k: str, type_v: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "types"), [(0, ("f16", "f16")), (9, ("q8_0", "q4_0")), (300, ("f16", "f16"))]
+    ("window", "types", "tail"),
+    [
+        (0, ("f16", "f16"), 0),
+        (9, ("q8_0", "q4_0"), 0),
+        (300, ("f16", "f16"), 0),
+        (0, ("q4_1c", "q4_1"), 50),
+    ],
 )
 def test_a_prompt_and_what_follows_in_one_batch(
-    window: int, types: tuple[str, str], tmp_path: Path
+    window: int, types: tuple[str, str], tail: int, tmp_path: Path
 ) -> None:
     path = variant("llama", n_heads=6, head_dim=64, n_kv_heads=2).write(tmp_path / "m.gguf")
     model = with_params(load_model(open_gguf(path), cpu_backend())[0], window=window)
-    rng, cache, n, n_batch = random.Random(window), CacheConfig(*types, n_ctx=1024), 700, 64
+    cache = CacheConfig(*types, n_ctx=1024, kv_tail=tail or None)
+    rng, n, n_batch = random.Random(window), 700, 64
     ids = [rng.randrange(90) for _ in range(n)]
     for n_prompt in (1, 2, 40, 64, 65, 600):
         engine = Engine(model, cache, n_batch=n_batch)
