@@ -265,6 +265,14 @@ class KVCache:
         for pool in self.pools:
             pool.reserve(sequence, length, position)
 
+    def may_guess(self, sequence: Sequence, n_tokens: int, n_guesses: int) -> bool:
+        """Whether the rows of guesses behind a sequence's next tokens leave these as they are: with
+        a budget a row that begins a page sends others down, which those tokens would see."""
+        if self.ladder is None:
+            return True
+        end = sequence.length + n_tokens
+        return self.ladder.n_places(end + n_guesses) == self.ladder.n_places(end)
+
     def call_when_full(self, make_room: Callable[[], bool]) -> None:
         """Have a method called when no page of a pool is free, as long as its object is there.
 

@@ -125,6 +125,14 @@ def test_tails_and_pages_are_cut_back(model: Transformer, monkeypatch: pytest.Mo
         check(lambda cache=cache: Engine(model, cache), monkeypatch, 40, prompt)
 
 
+def test_guesses_send_no_page_down(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess whose row begins a page would have the tokens before it see smaller types."""
+    page = Engine(model, CacheConfig(n_ctx=256)).cache
+    budget = 3 * (page.n_bytes("k") + page.n_bytes("v")) // 2
+    cache = CacheConfig(n_ctx=300, kv_budget=budget, kv_ladder=(("f16", "f16"), ("q4_0", "q4_0")))
+    check(lambda: Engine(model, cache), monkeypatch, 40, (PROMPT * 7)[:235])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen35", "lfm2"])
 def test_states_are_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

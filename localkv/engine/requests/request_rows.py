@@ -140,6 +140,8 @@ class RequestRows:
         if there are none."""
         sequence = request.sequence
         assert sequence is not None
+        if not self.cache.may_guess(sequence, n_tokens, n_drafts):
+            return False
         if self.reserve(request, n_tokens + n_drafts):
             self.cache.states.mark(sequence)
             return True
