@@ -343,6 +343,7 @@ used.clear()
 llm.engine.evaluate([1, 2, 3])
 print(sorted(source.template for source in used))
 llm.engine.evaluate([4], generated=True)
+llm.engine.evaluate(list(range(40)), generated=True)  # as many as run in blocks
 print(sorted(source.template for source in set(generated) ^ set(used)))
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
