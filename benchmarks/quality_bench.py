@@ -12,11 +12,10 @@ from pathlib import Path
 
 from corpus import make_row
 from curriculum import STAGES
-from quality_bits import LENGTHS, bits_after
 from quality_caches import CODEBOOKS, Case, cases, dry_run
 from quality_outliers import NONE_APART, bits_without, outlier_cases
 from quality_recall import Recall, encoder_of, make_series, recall
-from quality_report import Measured
+from quality_report import LENGTHS, Measured
 
 from localkv import LLM
 from localkv.cache.layer_types import in_words
@@ -25,11 +24,12 @@ from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
-from localkv.memory.kv_bytes import mean_bits_of
+from localkv.memory.kv_bytes import bits_after, mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
+from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
 from localkv.quality.channel_sizes import channel_sizes
-from localkv.quality.kv_profile import BUDGETS, Plan, learn_codebooks, measure, sensible_types
+from localkv.quality.kv_profile import learn_codebooks, measure
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
 from localkv.quality.statistics import divergence
 
@@ -179,6 +179,11 @@ class Bench:
             for rotation in ("auto", "off")
         }
 
+    @property
+    def plain_codebooks(self) -> tuple[KVCodebook, ...]:
+        """Of the model as it is, for rows that are rotated as they are by default."""
+        return self.codebooks[False, "auto"]
+
     @cached_property
     def smoothing(self) -> Smoothing:
         sizes = channel_sizes(self.model, self.known, n_ctx=self.scope.row_tokens)
@@ -195,7 +200,7 @@ class Bench:
         return measure(
             self.smooth_model,
             self.known,
-            Plan(scope.profile_types, scope.budgets, scope.row_tokens),
+            Plan(scope.profile_types, scope.budgets, scope.row_tokens, leaves_out=True),
             digest="",
             text="corpus",
             smoothing=self.smoothing,
@@ -205,7 +210,11 @@ class Bench:
     def by_layer(self) -> list[Measured]:
         """The profile's types by layer."""
         n_ctx, profile = self.scope.row_tokens, self.profile
-        cases = [Case("mixed", "mixed", smoothed=True, layers=one.layers) for one in profile.lists]
+        exact = profile.kv_tail, profile.kv_sink
+        cases = [
+            Case("mixed", "mixed", "auto", *exact, smoothed=True, layers=one.layers)
+            for one in profile.lists
+        ]
         caches = [replace(case.cache(n_ctx), kv_codebooks=profile.codebooks) for case in cases]
         chunks = list(score_chunks(self.smooth_model, self.text, caches, base=base_cache(n_ctx)))
         return [

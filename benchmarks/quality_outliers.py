@@ -19,7 +19,8 @@ from localkv.formats import KV_FORMATS, codebook_rows
 from localkv.formats.bits import Floats
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.quality.kv_profile import Plan, learn_codebooks
+from localkv.quality.calibration_plan import Plan
+from localkv.quality.kv_profile import learn_codebooks
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
 
 APART, NONE_APART = "outliers apart", "none apart"

@@ -26,6 +26,9 @@ LayerTypes = tuple[tuple[str, str] | None, ...]
 DEFAULT_BITS = 5.0
 """Bits per value where a profile is used and nobody says how many."""
 
+COUNTED_TOKENS = 1 << 14
+"""Tokens after which bits per value of types by layer are counted, tail and sink included."""
+
 OUTLIER = 6.0
 """A channel is an outlier if its magnitude is so many times the median of its head's channels."""
 
@@ -111,8 +114,8 @@ class TypeList:
 
     Attributes:
         layers: types of K and of V, None for a layer without rows.
-        bits: per value, on average.
-        bytes_per_token: of K and V.
+        bits: per value, on average, after `COUNTED_TOKENS`.
+        bytes_per_token: of packed rows of K and V.
         predicted: the sum of the divergences that the types cost alone.
         verified: the divergence with all of them at once.
     """
@@ -141,7 +144,9 @@ class KVProfile:
         lists: types by layer for growing budgets.
         uniform: of types that all layers have: whether predictions hold, and to compare with.
         pairs: the divergence of other pairs that all layers have, such as those of presets, by
-            "K/V".
+            "K/V", each with the tail and the sink that it has by itself.
+        kv_tail, kv_sink: of the cache, while types by layer were measured; None for those that
+            types have by themselves.
     """
 
     model: str
@@ -158,6 +163,8 @@ class KVProfile:
     lists: tuple[TypeList, ...]
     uniform: tuple[TypeList, ...]
     pairs: dict[str, float] = field(default_factory=dict)
+    kv_tail: int | None = None
+    kv_sink: int | None = None
 
     def within(self, bits: float) -> TypeList:
         """The types by layer with the most bits up to a budget.

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from localkv.cache.profile import KVProfile, LayerFacts, LayerTypes, SideFacts, TypeList
-from localkv.config import KV_ROTATIONS
+from localkv.config import KV_ROTATIONS, MOST_EXACT
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
 from localkv.formats.codebooks import Codebook, check_codebook
@@ -33,6 +33,7 @@ LARGEST_EXPONENT = 8
 
 _LISTS = ("lists", "uniform")
 _NUMBERS = ("bits", "predicted", "verified")
+_EXACT = ("kv_tail", "kv_sink")
 
 
 def write_profile(path: str | os.PathLike[str], profile: KVProfile) -> None:
@@ -133,8 +134,8 @@ class _Reader:
         texts = ("model", "architecture", "name", "text", "kv_rotation")
         numbers = ("token_seconds", "bandwidth", "smoothing")
         counts = ("n_tokens", "n_scored")
-        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs"}
-        data = {"pairs": {}, **data}  # older files have none
+        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs", *_EXACT}
+        data = {"pairs": {}, **dict.fromkeys(_EXACT), **data}  # older files have none
         self._keys(data, "", names)
         layers = self._items(data["layers"], "layers")
         if not 1 <= len(layers) <= MOST_LAYERS:
@@ -148,6 +149,9 @@ class _Reader:
         fields: dict[str, Any] = {name: self._text(data[name], name) for name in texts}
         fields |= {name: self._count(data[name], name) for name in counts}
         fields |= {name: self._number(data[name], name) for name in numbers}
+        for name in _EXACT:
+            value = data[name]
+            fields[name] = None if value is None else self._count(value, name, MOST_EXACT)
         return KVProfile(**fields, **lists, layers=found, pairs=self._pairs(data["pairs"]))
 
     def _layer(self, data: object, where: str) -> LayerFacts | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from localkv.cache.layer_types import with_types
 from localkv.cache.profile import DEFAULT_BITS, KVProfile, TypeList
 from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVScales
@@ -67,15 +68,34 @@ def profiled(
             ),
         )
     types = profile.within(DEFAULT_BITS if bits is None else bits)
-    warnings = _other_rotation(cache, profile)
+    warnings = (*_other_rotation(cache, profile), *_other_rows(cache, profile))
     cache = replace(
-        cache,
-        layer_types=types.layers,
+        with_profile_types(cache, profile, types),
         kv_codebooks=profile.codebooks,
         smoothing=profile.smoothing_name,
     )
     scales = profile.scales() if wants_scales(cache.types) else None
     return ProfiledCache(cache, types, scales, warnings)
+
+
+def with_profile_types(cache: CacheConfig, profile: KVProfile, types: TypeList) -> CacheConfig:
+    """A cache with types by layer, and with the tail and the sink that they were measured with
+    unless others are chosen."""
+    tail = profile.kv_tail if cache.kv_tail is None else cache.kv_tail
+    sink = profile.kv_sink if cache.kv_sink is None else cache.kv_sink
+    return with_types(replace(cache, kv_tail=tail, kv_sink=sink), types.layers)
+
+
+def _other_rows(cache: CacheConfig, profile: KVProfile) -> tuple[str, ...]:
+    return tuple(
+        f"the KV profile was measured with a {what} of {measured}, not {chosen}: expect another "
+        "quality than it says"
+        for what, measured, chosen in (
+            ("tail", profile.kv_tail, cache.kv_tail),
+            ("sink", profile.kv_sink, cache.kv_sink),
+        )
+        if None not in (measured, chosen) and measured != chosen
+    )
 
 
 def _other_rotation(cache: CacheConfig, profile: KVProfile) -> tuple[str, ...]:

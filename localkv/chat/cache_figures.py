@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from localkv.cache.layer_types import with_one_pair
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
@@ -60,19 +61,21 @@ def cache_figures(
     Both types are given, or none.
     """
     cache = CacheConfig(
-        type_k or facts.type_k,
-        type_v or facts.type_v,
+        facts.type_k,
+        facts.type_v,
         n_ctx=n_ctx or facts.n_ctx,
         kv_rotation=facts.kv_rotation,
         type_k_swa=facts.type_k_swa,
         type_v_swa=facts.type_v_swa,
         swa_full=facts.swa_full,
         type_k_rope=facts.type_k_rope,
-        layer_types=() if type_k else facts.layer_types,
+        layer_types=facts.layer_types,
         kv_tail=facts.kv_tail,
         kv_sink=facts.kv_sink,
         **({} if type_k else ladder_settings(facts)),
     )
+    if type_k and type_v:
+        cache = with_one_pair(cache, type_k, type_v)
     as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
     bytes_k, bytes_v, f16_k, f16_v = (
         n_bytes

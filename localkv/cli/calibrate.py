@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.cli.calibrate_report import report, report_lines
@@ -22,16 +24,18 @@ from localkv.cli.options import json_option, option
 from localkv.cli.picture_file import check_plot
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
+from localkv.config import MOST_EXACT
 from localkv.errors import UsageError, counted, printable
 
 if TYPE_CHECKING:
+    from localkv.arch.spec import ModelSpec
     from localkv.llm import LLM
     from localkv.loader.smoothing import Smoothing
     from localkv.model import Transformer
-    from localkv.quality.kv_profile import Plan
+    from localkv.quality.calibration_plan import Plan
 
 BUILT_IN = "the built-in text"
-CHUNK, DEFAULT_TOKENS = 1024, 2048
+CHUNK, DEFAULT_TOKENS = 2048, 2048
 LEAST_CHUNK = 64
 
 _USED = (
@@ -49,6 +53,8 @@ def _run(
     types: str | None,
     bits: str | None,
     smooth: float,
+    kv_tail: int,
+    kv_sink: int,
     plot_file: str | None,
     as_json: bool,
     **values: Any,
@@ -70,8 +76,9 @@ def _run(
     from localkv.loader.found_profile import in_data_folder
     from localkv.loader.model_hash import model_hash
     from localkv.presets import of_presets
+    from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
     from localkv.quality.calibration_text import calibration_text
-    from localkv.quality.kv_profile import BUDGETS, Plan, measure, sensible_types
+    from localkv.quality.kv_profile import measure
 
     chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
     plan = Plan(
@@ -81,8 +88,10 @@ def _run(
         kv_rotation=values["kv_rotation"],
         leaves_out=not names,
         pairs=of_presets(),
+        kv_tail=kv_tail,
+        kv_sink=kv_sink,
     )
-    _check_budgets(budgets, plan.least_bits(llm.config))
+    _check_budgets(budgets, plan, llm.config)
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
@@ -158,13 +167,17 @@ def _budgets(text: str | None) -> list[float]:
     return found
 
 
-def _check_budgets(budgets: list[float], least: float) -> None:
+def _check_budgets(budgets: list[float], plan: Plan, config: ModelSpec) -> None:
     """Refuse, before anything is measured, fewer bits than the smallest of the types has."""
+    least = math.ceil(100 * plan.least_bits(config)) / 100
+    exact = plan.kv_tail or plan.kv_sink
     for bits in budgets:
         if bits < least:
             raise UsageError(
-                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
-                hint=f"as in --bits {least:g}, or with smaller --types",
+                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}"
+                + (" with its tail and sink" if exact else ""),
+                hint=f"as in --bits {least:g}, or with smaller --types"
+                + (", or with --kv-tail 0 and --kv-sink 0" if exact else ""),
             )
 
 
@@ -220,7 +233,7 @@ calibrate = Command(
         ("Draw what was measured", "localkv calibrate -m model.gguf --plot layers.png"),
         ("Use it", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
-    essentials="-m -hf -f -o --tokens --types --bits --smooth -t -dev --plot --json",
+    essentials="-m -hf -f -o --tokens --types --bits --smooth --kv-tail -t -dev --plot --json",
     params=[
         option(
             "-f",
@@ -249,8 +262,27 @@ calibrate = Command(
             "--bits",
             panel="Measure",
             metavar="LIST",
-            help="Budgets of bits per value for which types are found, with commas between them. "
-            "[default: 3 to 8.5]",
+            help="Budgets of bits per value for which types are found, with commas between them; "
+            "those of a tail and a sink count as in 16,384 tokens. [default: 3 to 8.5]",
+        ),
+        option(
+            "--kv-tail",
+            panel="Measure",
+            type=Whole(0, MOST_EXACT),
+            default=DEFAULT_TAIL,
+            show_default=True,
+            metavar="N",
+            help="All layers that are packed keep the newest N tokens as f16, and so they do where "
+            "the profile is used.",
+        ),
+        option(
+            "--kv-sink",
+            panel="Measure",
+            type=Whole(0, MOST_EXACT),
+            default=DEFAULT_SINK,
+            show_default=True,
+            metavar="N",
+            help="The same of the first N tokens.",
         ),
         option(
             "--smooth",

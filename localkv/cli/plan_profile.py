@@ -13,6 +13,7 @@ import click
 
 from localkv.cache.layer_types import in_words
 from localkv.cache.layout import group_layouts
+from localkv.cache.profiled import with_profile_types
 from localkv.cache.row_counts import bytes_of, read_rows
 from localkv.cli.messages import note
 from localkv.cli.options import option
@@ -198,7 +199,7 @@ def profile_plan(
 def _fit(
     types: TypeList, profile: KVProfile, memory: ModelMemory, cache: CacheConfig, budget: Budget
 ) -> LayerFit:
-    asked = replace(cache, layer_types=types.layers)
+    asked = with_profile_types(cache, profile, types)
     plan = memory.plan(asked)
     read = sum(
         bytes_of(layout, read_rows(layout, cache.n_ctx - 1, 1))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import keeps_latents
+from localkv.cache.layer_types import with_one_pair
 from localkv.errors import DoesNotFitError, byte_size
 from localkv.memory.kv_bytes import fits_head
 from localkv.presets import USUAL
@@ -121,4 +122,4 @@ def smaller_pairs(memory: ModelMemory, cache: CacheConfig) -> Sequence[Pair]:
 
 def _uniform(cache: CacheConfig, pair: Pair) -> CacheConfig:
     """The same with one pair for all layers."""
-    return replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None, layer_types=())
+    return replace(with_one_pair(cache, *pair), kv_scales=None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
-from localkv.arch.spec import ModelSpec
+from localkv.cache.layer_types import with_types
 from localkv.cache.layout import group_layouts
 from localkv.cache.profile import (
+    COUNTED_TOKENS,
     KVProfile,
     LayerFacts,
     LayerTypes,
@@ -16,105 +17,21 @@ from localkv.cache.profile import (
     TypeList,
     packed_ranges,
 )
-from localkv.config import CacheConfig, KVCodebook
+from localkv.config import KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
-from localkv.memory.kv_bytes import kv_values_per_token, mean_bits_of
+from localkv.memory.kv_bytes import bits_after
 from localkv.model import Transformer
+from localkv.quality.best_types import best_types, changed, predicted
+from localkv.quality.calibration_plan import Key, Plan, Sides
 from localkv.quality.channels import Ranges, channel_ranges, stored_rows
 from localkv.quality.codebooks import learn_codebook
-from localkv.quality.knapsack import Choice, Picked, frontier, within
 from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
 from localkv.quality.type_choice import try_types, worth_measuring
 
-BUDGETS = (3.0, 3.5, 4.0, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
-"""Bits per value for which types are found."""
-
-Key = tuple[int, int, str]
-"""A layer, a side and the type that it has alone."""
-Sides = tuple[list[str], list[str]]
-"""Types of K and of V."""
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""
-
-
-def sensible_types() -> list[str]:
-    """Types worth measuring: f16 and those with fewer bits that take no more than these. An 8-bit
-    float costs more than `q8_0` at nearly the same bits; types with scales by channel bring a tail
-    in f16, of which budgets of bits know nothing."""
-    return [
-        name
-        for name, fmt in KV_FORMATS.items()
-        if name == BASE or (fmt.shares_scale and fmt.has_part("cpu_cache"))
-    ]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be measured.
-
-    Attributes:
-        types: cache types, f16 among them.
-        budgets: bits per value.
-        n_ctx: tokens of a chunk.
-        kv_rotation: as in `CacheConfig`.
-        leaves_out: types that others beat for all layers are not measured by layer
-            (`type_choice`).
-        pairs: what all layers get at once besides, to compare with.
-    """
-
-    types: tuple[str, ...]
-    budgets: tuple[float, ...] = BUDGETS
-    n_ctx: int = 1024
-    kv_rotation: str = "auto"
-    leaves_out: bool = False
-    pairs: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def packed(self) -> list[str]:
-        """The types but f16."""
-        return [name for name in self.types if name != BASE]
-
-    def least_bits(self, config: ModelSpec) -> float:
-        """Bits per value of a cache of nothing but the smallest types; 0 without K and V."""
-        n_bytes = sum(
-            len(group.layers) * group.n_kv_heads * self._least_row_bytes(dim)
-            for group in config.groups
-            for dim in (group.key_dim, group.value_dim)
-        )
-        return 8 * n_bytes / kv_values_per_token(config) if n_bytes else 0.0
-
-    def _least_row_bytes(self, dim: int) -> int:
-        formats = [KV_FORMATS[name] for name in self.types]
-        return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
-
-    def of_all_layers(self, model: Transformer) -> dict[str, LayerTypes]:
-        """The types of `pairs`, by "K/V", without those that rows can't be of; none where latents
-        are kept, as such pairs don't say what rotated parts of keys are of."""
-        if any(group.is_latent for group in model.config.groups):
-            return {}
-        sizes = [(group.key_dim, group.value_dim) for group in model.config.groups]
-        return {
-            "/".join(pair): tuple(of and pair for of in base_types(model))
-            for pair in self.pairs
-            if not any(
-                dim % KV_FORMATS[name].block_size
-                for dims in sizes
-                for name, dim in zip(pair, dims, strict=True)
-            )
-        }
-
-    def keys(self, model: Transformer, types: Sides) -> list[Key]:
-        """Each layer and side, and of the types of that side those that its rows can be of."""
-        return [
-            (layer, side, name)
-            for group in model.config.groups
-            for layer in group.layers
-            for side, dim in enumerate((group.key_dim, group.value_dim))
-            for name in types[side]
-            if dim % KV_FORMATS[name].block_size == 0
-        ]
 
 
 def measure(
@@ -143,7 +60,8 @@ def measure(
     if not model.config.groups:
         raise UsageError("this model keeps no K and V, so there is nothing to measure")
     codebooks = learn_codebooks(model, chunks, plan)
-    cache = CacheConfig(n_ctx=plan.n_ctx, kv_rotation=plan.kv_rotation, kv_codebooks=codebooks)
+    cache = plan.cache(codebooks)
+    as_named = replace(cache, kv_tail=None, kv_sink=None)
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
     chunk = ChunkCosts(model, chunks[0], cache)
     steps = _Steps(on_step)
@@ -156,7 +74,8 @@ def measure(
     alone = dict.fromkeys(keys, 0.0)
     n_scored = 0
     base = base_types(model)
-    uniform = dict.fromkeys((*uniform_types, *of_all_layers.values()), 0.0)
+    uniform = dict.fromkeys(uniform_types, 0.0)
+    named = dict.fromkeys(of_all_layers, 0.0)
     held = list[ChunkCosts]()
     for number, ids in enumerate(chunks):
         if number:
@@ -165,10 +84,13 @@ def measure(
         held.append(chunk)
         for layer, side, name in keys:
             steps.next(f"layer {layer}, {'KV'[side]} {name}")
-            alone[layer, side, name] += chunk.divergence(_with(base, layer, side, name))
+            alone[layer, side, name] += chunk.divergence(changed(base, layer, side, name))
         for types in uniform:
             steps.next("all layers alike")
             uniform[types] += chunk.divergence(types)
+        for name, types in of_all_layers.items():
+            steps.next(f"{name} for all layers")
+            named[name] += chunk.divergence(types, as_named)
         chunk.forget_inputs()
     costs = {key: total / n_scored for key, total in alone.items()}
     lists = []
@@ -177,7 +99,7 @@ def measure(
         for chunk in held:
             steps.next("the best types together")
             total += chunk.divergence(types)
-        lists.append(_type_list(model, types, cost, total / n_scored))
+        lists.append(_type_list(model, plan, types, cost, total / n_scored))
     steps.end()
     return KVProfile(
         model=digest,
@@ -196,11 +118,12 @@ def measure(
         ),
         lists=tuple(lists),
         uniform=tuple(
-            _type_list(model, types, predicted(costs, types), total / n_scored)
+            _type_list(model, plan, types, predicted(costs, types), total / n_scored)
             for types, total in uniform.items()
-            if types in uniform_types
         ),
-        pairs={name: uniform[types] / n_scored for name, types in of_all_layers.items()},
+        pairs={name: total / n_scored for name, total in named.items()},
+        kv_tail=plan.kv_tail,
+        kv_sink=plan.kv_sink,
     )
 
 
@@ -238,8 +161,8 @@ def _worth_measuring(chunk: ChunkCosts, plan: Plan, steps: _Steps) -> Sides:
 
 def _n_runs(model: Transformer, plan: Plan, types: Sides) -> int:
     """Of each chunk."""
-    together = {*_uniform(model, types), *plan.of_all_layers(model).values()}
-    return len(plan.keys(model, types)) + len(together) + len(plan.budgets)
+    together = len(_uniform(model, types)) + len(plan.of_all_layers(model))
+    return len(plan.keys(model, types)) + together + len(plan.budgets)
 
 
 class _Steps:
@@ -263,62 +186,6 @@ class _Steps:
         self.on_step(self.total, self.total, "")
 
 
-def predicted(costs: dict[Key, float], types: LayerTypes) -> float:
-    """The sum of what the types cost alone."""
-    return sum(
-        costs[layer, side, name]
-        for layer, pair in enumerate(types)
-        if pair is not None
-        for side, name in enumerate(pair)
-        if name != BASE
-    )
-
-
-def best_types(
-    model: Transformer, plan: Plan, costs: dict[Key, float]
-) -> list[tuple[LayerTypes, float]]:
-    """The types of all layers with the least sum of costs for each budget, and the sum.
-
-    Budgets that no types hold are left out, and so is one whose types are those of the one before.
-    """
-    items, owners = list[list[Choice]](), list[tuple[int, int, list[str]]]()
-    for group in model.config.groups:
-        for layer in group.layers:
-            for side, dim in enumerate((group.key_dim, group.value_dim)):
-                names = [n for n in plan.types if n == BASE or (layer, side, n) in costs]
-                owners.append((layer, side, names))
-                items.append(
-                    [
-                        Choice(
-                            KV_FORMATS[name].row_bytes(dim) * group.n_kv_heads,
-                            0.0 if name == BASE else costs[layer, side, name],
-                        )
-                        for name in names
-                    ]
-                )
-    picks = frontier(items)
-    n_values = kv_values_per_token(model.config)
-    found = dict[Picked, None]()
-    for bits in sorted(plan.budgets):
-        best = within(picks, bits * n_values / 8)
-        if best is not None:
-            found[best] = None
-    lists = []
-    for pick in found:
-        types = base_types(model)
-        for (layer, side, names), choice in zip(owners, pick.choices, strict=True):
-            types = _with(types, layer, side, names[choice])
-        lists.append((types, pick.cost))
-    return lists
-
-
-def _with(types: LayerTypes, layer: int, side: int, name: str) -> LayerTypes:
-    pair = types[layer]
-    assert pair is not None
-    changed = (name, pair[1]) if side == 0 else (pair[0], name)
-    return (*types[:layer], changed, *types[layer + 1 :])
-
-
 def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
     """The same type for K and V of all layers, where all can have it."""
     dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
@@ -330,10 +197,13 @@ def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
     return [tuple(pair and (name, name) for pair in base_types(model)) for name in names]
 
 
-def _type_list(model: Transformer, types: LayerTypes, cost: float, verified: float) -> TypeList:
-    cache = CacheConfig(layer_types=types)
-    n_bytes = sum(layout.row_bytes for layout in group_layouts(cache, model.config.groups))
-    return TypeList(types, mean_bits_of(cache, model.config), n_bytes, cost, verified)
+def _type_list(
+    model: Transformer, plan: Plan, types: LayerTypes, cost: float, verified: float
+) -> TypeList:
+    cache, config = with_types(plan.cache(), types), model.config
+    n_bytes = sum(layout.row_bytes for layout in group_layouts(cache, config.groups))
+    bits = bits_after(cache, config, COUNTED_TOKENS)
+    return TypeList(types, bits, n_bytes, cost, verified)
 
 
 def layer_facts(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_types import with_types
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -24,7 +25,7 @@ from localkv.engine.token_scores import score
 from localkv.model import Transformer
 from localkv.quality.chunks import first_scored
 
-BASE = "f16"
+BASE, BASE_BITS = "f16", 16
 _BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
 
@@ -46,13 +47,17 @@ class ChunkCosts:
         base = base_types(model)
         self._logits = self._run(base, 0, keep=True)
 
-    def divergence(self, types: LayerTypes) -> float:
-        """The sum over scored tokens, in nats."""
+    def divergence(self, types: LayerTypes, cache: CacheConfig | None = None) -> float:
+        """The sum over scored tokens, in nats.
+
+        Args:
+            cache: another one than the chunk's, but for its types.
+        """
         changed = (
             i for i, (a, b) in enumerate(zip(types, base_types(self.model), strict=True)) if a != b
         )
         first = next(changed, self.model.config.n_layers - 1)
-        logits = self._run(types, first if self._inputs else 0)
+        logits = self._run(types, first if self._inputs else 0, cache=cache)
         total, n = 0.0, max(1, _BLOCK_VALUES // logits.shape[1])
         for at in range(0, len(logits), n):
             rows = slice(at, at + n)
@@ -63,10 +68,17 @@ class ChunkCosts:
         """Give back their memory; from now on all layers are run."""
         self._inputs.clear()
 
-    def _run(self, types: LayerTypes, first: int, *, keep: bool = False) -> NDArray[np.float32]:
+    def _run(
+        self,
+        types: LayerTypes,
+        first: int,
+        *,
+        keep: bool = False,
+        cache: CacheConfig | None = None,
+    ) -> NDArray[np.float32]:
         """Logits that predict the scored tokens: float32 [scored tokens, n_vocab]."""
-        cache = replace(self.cache, layer_types=types)
-        engine = Engine(self.model, cache, n_batch=len(self.ids))
+        typed = with_types(replace(cache or self.cache, n_ctx=self.cache.n_ctx), types)
+        engine = Engine(self.model, typed, n_batch=len(self.ids))
         part = cast(Transformer, _Part(self.model, first, self._inputs, len(self.targets), keep))
         arrays = self.model.backend.arrays
 

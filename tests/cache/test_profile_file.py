@@ -38,7 +38,7 @@ SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5)
 LARGE = TypeList((("q8_0", "q4_0"), None), 6.5, 208, 0.125, 0.0625)
 PROFILE = KVProfile(
     "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, 0.5, (FACTS, None),
-    (SMALL, LARGE), (SMALL,), {"q4_1c/q4_1": 0.03125},
+    (SMALL, LARGE), (SMALL,), {"q4_1c/q4_1": 0.03125}, 64, 4,
 )  # fmt: skip
 
 
@@ -49,12 +49,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_there_and_back(file: Path) -> None:
-    """A file from before pairs were measured has none."""
+    """A file from before pairs were measured, and tails, has none."""
     assert read_profile(file) == PROFILE
     data = json.loads(file.read_text())
-    del data["pairs"]
+    for name in ("pairs", "kv_tail", "kv_sink"):
+        del data[name]
     file.write_text(json.dumps(data))
-    assert read_profile(file) == replace(PROFILE, pairs={})
+    assert read_profile(file) == replace(PROFILE, pairs={}, kv_tail=None, kv_sink=None)
 
 
 def damaged(file: Path, change: Any) -> str:
@@ -95,6 +96,8 @@ def damaged(file: Path, change: Any) -> str:
         (lambda d: d.update(pairs={"q4_0/q8_0": None}), "pairs is not a number"),
         (lambda d: d.update(n_tokens=True), "n_tokens is not a count"),
         (lambda d: d.update(kv_rotation="x"), "kv_rotation is 'x'"),
+        (lambda d: d.update(kv_tail=-1), "kv_tail is not a count"),
+        (lambda d: d.update(kv_sink="4"), "kv_sink is not a count"),
     ],
 )
 def test_damage_is_one_line(file: Path, change: Any, said: str) -> None:
@@ -164,6 +167,11 @@ def test_types_within_bits() -> None:
     assert "measured with kv_rotation" in turned.warnings[0]
     rotated = profiled(CacheConfig(kv_rotation="off"), PROFILE, None, names_types=False)
     assert "measured with kv_rotation auto" in rotated.warnings[0]
+    shorter = profiled(CacheConfig(kv_tail=32, kv_sink=4), PROFILE, None, names_types=False)
+    assert (shorter.cache.kv_tail, shorter.cache.kv_sink) == (32, 4)
+    assert [line.split(":")[0] for line in shorter.warnings] == [
+        "the KV profile was measured with a tail of 64, not 32"
+    ]
 
 
 def test_scales_of_a_profile(tmp_path: Path) -> None:

@@ -281,6 +281,15 @@ def test_cache_figures_are_those_of_what_is_allocated(name: str) -> None:
     )
 
 
+def test_other_types_come_without_the_tail_of_types_by_layer() -> None:
+    """What a profile's types were measured with is not what one pair for all layers has."""
+    by_layer = replace(FACTS, pairs=("q4_0/q4_0",), kv_tail=64, kv_sink=4)
+    plain = replace(FACTS, kv_tail=None, kv_sink=None)
+    alike = {"type_k": "q4_0", "type_v": "q4_0"}
+    assert cache_figures(by_layer, **alike) == cache_figures(plain, **alike)
+    assert cache_figures(by_layer).n_bytes > cache_figures(plain, **alike).n_bytes
+
+
 def test_a_page_that_is_begun_is_counted() -> None:
     assert cache_figures(FACTS, n_ctx=257).n_bytes == cache_figures(FACTS, n_ctx=512).n_bytes
 

@@ -27,9 +27,10 @@ from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
+from localkv.quality.calibration_plan import Plan, sensible_types
 from localkv.quality.calibration_text import calibration_text
 from localkv.quality.channels import channel_ranges
-from localkv.quality.kv_profile import Plan, measure, sensible_types
+from localkv.quality.kv_profile import measure
 from localkv.quality.layer_costs import ChunkCosts, base_types
 from support.held_bytes import held
 from support.program import Program
@@ -90,7 +91,8 @@ def test_ranges_are_those_of_rows(path: Path, model: Transformer) -> None:
 def test_a_profile(model: Transformer) -> None:
     steps = list[tuple[int, int]]()
     pairs = (("q4_0", "q4_0"), ("q8_0c", "q4_0"))
-    plan = Plan(TYPES, budgets=(2.0, 4.5, 5.5, 8.5, 16.0), n_ctx=200, pairs=pairs)
+    budgets = (2.0, 4.5, 5.5, 8.5, 16.0)
+    plan = Plan(TYPES, budgets, n_ctx=200, pairs=pairs, kv_tail=0, kv_sink=0)
     profile = measure(
         model,
         [IDS, IDS[::-1]],
@@ -101,7 +103,8 @@ def test_a_profile(model: Transformer) -> None:
     )
     assert steps[0][0] == 0
     assert steps[-1][0] == steps[-1][1] == steps[0][1]
-    assert [one.bits <= b + 1e-9 for one, b in zip(profile.lists, (4.5, 5.5, 8.5, 16), strict=True)]
+    for one, most in zip(profile.lists, (4.5, 5.5, 8.5, 16), strict=True):
+        assert one.bits <= most + 1e-9
     assert profile.lists[0].layers == (("q4_0", "q4_0"),) * 3
     assert profile.lists[-1].layers == base_types(model)
     assert profile.lists[-1].verified == profile.lists[-1].predicted == 0
@@ -119,6 +122,45 @@ def test_a_profile(model: Transformer) -> None:
     assert profile.within(5.6).bits <= 5.6
     assert profile.below(1.0) == profile.lists[0]
     assert profile.below(-1.0) is None
+
+
+def test_a_tail_belongs_to_what_is_measured(path: Path, model: Transformer) -> None:
+    """All layers have it while types are measured, budgets count it, and a cache with these types
+    has it, too, unless the user chooses another."""
+    budgets = (5.0, 8.0, 8.5, 8.75, 16.0)
+    plans = [Plan(("f16", "q8_0", "q8_0c"), budgets, n_ctx=200, kv_tail=tail) for tail in (0, 64)]
+    short, long = (measure(model, [IDS], plan, digest="", text="random") for plan in plans)
+    assert (long.kv_tail, long.kv_sink) == (64, 4)
+    for bare, tailed in zip(short.layers, long.layers, strict=True):
+        assert bare is not None
+        assert tailed is not None
+        assert 0 < tailed.k.kld["q8_0"] < bare.k.kld["q8_0"]
+        assert 0 < tailed.v.kld["q8_0"] < bare.v.kld["q8_0"]
+    # q8_0 has 8.5 bits without a tail: only a budget of more has room for it, too
+    first, exact = long.lists
+    layouts = model.config.groups[0]
+    n_exact = 64 + 4 + 31  # the newest, the first, and those of an open group at most
+    assert 8.5 < first.bits <= 8.5 + 16 * n_exact / 16384
+    assert first.bytes_per_token == 3 * layouts.n_kv_heads * (68 + 68) * layouts.key_dim // 64
+    assert (exact.bits, exact.verified) == (16, 0)
+    profile = replace(long, model=model_hash(open_gguf(path)))
+    options = {"device": "cpu", "n_ctx": 256, "progress": False}
+    llm = LLM(path, kv_profile=profile, kv_bits=8.75, **options)
+    assert (llm.cache.kv_tail, llm.cache.kv_sink) == (64, 4)
+    got = llm.logits(IDS[:-1])
+    kld = score(got[len(IDS) // 2 :], np.array(IDS[len(IDS) // 2 + 1 :]), _f16(path)).kld.mean()
+    assert kld == pytest.approx(first.verified, rel=1e-3)
+    other = LLM(path, kv_profile=profile, kv_bits=8.75, kv_tail=0, **options)
+    assert other.cache.kv_tail == 0
+    assert [line for line in other.warnings if "a tail of 64, not 0" in line]
+    assert not [line for line in llm.warnings if "measured with" in line]
+    plain = LLM(path, kv_profile=profile, kv_bits=16, **options)
+    assert plain.cache.kv_tail is None
+
+
+def _f16(path: Path) -> np.ndarray:
+    """Logits of the scored half of `IDS`."""
+    return LLM(path, device="cpu", n_ctx=256, progress=False).logits(IDS[:-1])[len(IDS) // 2 :]
 
 
 def test_ranges_are_rounded_away_from_0() -> None:

@@ -1,0 +1,69 @@
+"""The types of all layers that cost least within budgets of bits, from what each costs alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from localkv.cache.profile import LayerTypes
+from localkv.formats import KV_FORMATS
+from localkv.model import Transformer
+from localkv.quality.calibration_plan import Key, Plan
+from localkv.quality.knapsack import Choice, Picked, frontier, within
+from localkv.quality.layer_costs import BASE, BASE_BITS, base_types
+
+
+def predicted(costs: Mapping[Key, float], types: LayerTypes) -> float:
+    """The sum of what the types cost alone."""
+    return sum(
+        costs[layer, side, name]
+        for layer, pair in enumerate(types)
+        if pair is not None
+        for side, name in enumerate(pair)
+        if name != BASE
+    )
+
+
+def best_types(
+    model: Transformer, plan: Plan, costs: Mapping[Key, float]
+) -> list[tuple[LayerTypes, float]]:
+    """The types of all layers with the least sum of costs for each budget, and the sum.
+
+    Budgets that no types hold are left out, and so is one whose types are those of the one before.
+    """
+    items, owners = list[list[Choice]](), list[tuple[int, int, list[str]]]()
+    for group in model.config.groups:
+        for layer in group.layers:
+            for side, dim in enumerate((group.key_dim, group.value_dim)):
+                names = [n for n in plan.types if n == BASE or (layer, side, n) in costs]
+                owners.append((layer, side, names))
+                items.append(
+                    [
+                        Choice(
+                            KV_FORMATS[name].row_bytes(dim) * group.n_kv_heads,
+                            0.0 if name == BASE else costs[layer, side, name],
+                        )
+                        for name in names
+                    ]
+                )
+    picks = frontier(items)
+    found = dict[Picked, None]()
+    for bits in sorted(plan.budgets):
+        best = within(picks, math.inf if bits >= BASE_BITS else plan.room(model.config, bits))
+        if best is not None:
+            found[best] = None
+    lists = []
+    for pick in found:
+        types = base_types(model)
+        for (layer, side, names), choice in zip(owners, pick.choices, strict=True):
+            types = changed(types, layer, side, names[choice])
+        lists.append((types, pick.cost))
+    return lists
+
+
+def changed(types: LayerTypes, layer: int, side: int, name: str) -> LayerTypes:
+    """The types with another one of K (side 0) or V (1) of a layer."""
+    pair = types[layer]
+    assert pair is not None
+    other = (name, pair[1]) if side == 0 else (pair[0], name)
+    return (*types[:layer], other, *types[layer + 1 :])
