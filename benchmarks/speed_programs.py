@@ -125,15 +125,17 @@ class LocalKV(Session):
         whole = sequence.length // PAGE_TOKENS
         if cache.states or any(layout.reach for layout in cache.layouts) or not whole:
             raise SystemExit("only rows of models without windows and states can be repeated")
-        cache.reserve(sequence, length)
+        slot.ids += [0] * (length - sequence.length)
+        while sequence.length < length:  # a tail's pages go on with it
+            step = min(length, sequence.length + self.engine.n_batch)
+            cache.reserve(sequence, step)
+            sequence.length = step
         for layer in cache.layers:
             for rows, segment in zip(cache.parts[layer.part :], layer.segments, strict=False):
                 pages = sequence.held(rows.pool)
                 for plane in (*segment.k, *segment.v):
                     for i, page in enumerate(pages[whole:]):
                         plane[page] = plane[pages[i % whole]]
-        slot.ids += [0] * (length - sequence.length)
-        sequence.length = length
 
     def settle(self) -> None:
         if self.engine.model.backend.late is not None:
