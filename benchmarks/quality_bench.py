@@ -12,10 +12,11 @@ from pathlib import Path
 
 from corpus import make_row
 from curriculum import STAGES
+from quality_bits import LENGTHS, bits_after
 from quality_caches import CODEBOOKS, Case, cases, dry_run
 from quality_outliers import NONE_APART, bits_without, outlier_cases
 from quality_recall import Recall, encoder_of, make_series, recall
-from quality_report import LENGTHS, Measured
+from quality_report import Measured
 
 from localkv import LLM
 from localkv.cache.layer_types import in_words
@@ -24,7 +25,7 @@ from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
-from localkv.memory.kv_bytes import bits_after, mean_bits_of
+from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
@@ -210,9 +211,12 @@ class Bench:
     def by_layer(self) -> list[Measured]:
         """The profile's types by layer."""
         n_ctx, profile = self.scope.row_tokens, self.profile
-        exact = profile.kv_tail, profile.kv_sink
         cases = [
-            Case("mixed", "mixed", "auto", *exact, smoothed=True, layers=one.layers)
+            Case(
+                *("mixed", "mixed", "auto", one.kv_tail, one.kv_sink),
+                smoothed=True,
+                layers=one.layers,
+            )
             for one in profile.lists
         ]
         caches = [replace(case.cache(n_ctx), kv_codebooks=profile.codebooks) for case in cases]

@@ -8,8 +8,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from quality_bits import LENGTHS
 from quality_caches import EQUAL_TAIL, FLOATS
-from quality_report import LENGTHS, Measured, Report
+from quality_report import Measured, Report
 from quality_table import MOST_BITS, default_sink, is_auto
 
 from localkv.cli.perplexity_plot import Point, unbeaten

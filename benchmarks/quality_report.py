@@ -8,11 +8,7 @@ from typing import Any
 
 from quality_recall import Recall
 
-from localkv.cache.profile import COUNTED_TOKENS
 from localkv.quality.statistics import Estimate
-
-LENGTHS = (1024, COUNTED_TOKENS)
-"""Tokens of the text that divergences are measured with, and of a long one."""
 
 
 @dataclass(frozen=True)

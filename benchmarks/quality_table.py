@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from quality_bits import LENGTHS
 from quality_caches import BASE, BY_BITS, EQUAL_TAIL, QUAROT, SMOOTHED, TAILED, Case
 from quality_outliers import APART, NONE_APART
-from quality_report import LENGTHS, Measured, Report
+from quality_report import Measured, Report
 
 BEGIN, END = "<!-- {} table of benchmarks/quality.py -->", "<!-- end of {} table -->"
 SIDES = ("K alone", "V alone")

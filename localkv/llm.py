@@ -271,6 +271,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             bits=kv_bits,
             scales=kv_scales,
             names_types=any(named),
+            n_batch=n_batch,
         )
         self.cache, self.kv_types, smoothing = chosen.cache, chosen.types, chosen.smoothing
         self.warnings += chosen.warnings

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,6 @@ LayerTypes = tuple[tuple[str, str] | None, ...]
 
 DEFAULT_BITS = 5.0
 """Bits per value where a profile is used and nobody says how many."""
-
-COUNTED_TOKENS = 1 << 14
-"""Tokens after which bits per value of types by layer are counted, tail and sink included."""
 
 OUTLIER = 6.0
 """A channel is an outlier if its magnitude is so many times the median of its head's channels."""
@@ -114,10 +112,12 @@ class TypeList:
 
     Attributes:
         layers: types of K and of V, None for a layer without rows.
-        bits: per value, on average, after `COUNTED_TOKENS`.
+        bits: per value of packed rows, on average; `allocated_bits` has those of a cache.
         bytes_per_token: of packed rows of K and V.
         predicted: the sum of the divergences that the types cost alone.
         verified: the divergence with all of them at once.
+        kv_tail, kv_sink: tokens in f16 that all packed layers have, and had while this was
+            measured; None for those that types have by themselves.
     """
 
     layers: LayerTypes
@@ -125,6 +125,14 @@ class TypeList:
     bytes_per_token: int
     predicted: float
     verified: float
+    kv_tail: int | None = None
+    kv_sink: int | None = None
+
+    @property
+    def size_in_words(self) -> str:
+        """The bits of packed rows, and the tail, for people."""
+        tail = f" and a tail of {self.kv_tail} tokens in f16" if self.kv_tail else ""
+        return f"{self.bits:.4g} bits per value by layer{tail}"
 
 
 @dataclass(frozen=True)
@@ -141,12 +149,10 @@ class KVProfile:
         bandwidth: of that machine's memory, in bytes per second.
         smoothing: strength of the smoothing, 0 for none.
         layers: in the model's order; None for one without rows.
-        lists: types by layer for growing budgets.
+        lists: types by layer for growing budgets, with a tail and without.
         uniform: of types that all layers have: whether predictions hold, and to compare with.
         pairs: the divergence of other pairs that all layers have, such as those of presets, by
             "K/V", each with the tail and the sink that it has by itself.
-        kv_tail, kv_sink: of the cache, while types by layer were measured; None for those that
-            types have by themselves.
     """
 
     model: str
@@ -163,28 +169,31 @@ class KVProfile:
     lists: tuple[TypeList, ...]
     uniform: tuple[TypeList, ...]
     pairs: dict[str, float] = field(default_factory=dict)
-    kv_tail: int | None = None
-    kv_sink: int | None = None
 
-    def within(self, bits: float) -> TypeList:
-        """The types by layer with the most bits up to a budget.
+    @property
+    def without_tail(self) -> tuple[TypeList, ...]:
+        """The types by layer that take their packed rows and nothing else, in any context."""
+        return tuple(one for one in self.lists if not (one.kv_tail or one.kv_sink))
+
+    def within(self, bits: float, takes: Callable[[TypeList], float]) -> TypeList:
+        """The types by layer that diverge least within a budget.
+
+        Args:
+            bits: per value.
+            takes: the bits of a cache with the types, such as `allocated_bits`.
 
         Raises:
             UsageError: all take more.
         """
-        fitting = [one for one in self.lists if one.bits <= bits + _SLACK]
+        sizes = [takes(one) for one in self.lists]
+        pairs = zip(sizes, self.lists, strict=True)
+        fitting = [(one.verified, size, one) for size, one in pairs if size <= bits + _SLACK]
         if not fitting:
-            least = min(one.bits for one in self.lists)
             raise UsageError(
-                f"the KV profile has no types of at most {bits:g} bits per value",
-                hint=f"its smallest take {least:g} (--kv-bits)",
+                f"the KV profile has no types that take at most {bits:g} bits per value here",
+                hint=f"its smallest take {math.ceil(1000 * min(sizes)) / 1000:g} (--kv-bits)",
             )
-        return max(fitting, key=lambda one: (one.bits, -one.verified))
-
-    def below(self, kld: float) -> TypeList | None:
-        """The types by layer with the fewest bits whose verified divergence is at most `kld`."""
-        fitting = (one for one in self.lists if one.verified <= kld)
-        return min(fitting, key=lambda one: (one.bits, one.verified), default=None)
+        return min(fitting, key=lambda one: one[:2])[2]
 
     @property
     def codebooks(self) -> tuple[KVCodebook, ...]:

@@ -120,6 +120,9 @@ class _Reader:
             self._fail(f"{where} is not a count")
         return value
 
+    def _exact(self, value: object, where: str) -> int | None:
+        return None if value is None else self._count(value, where, MOST_EXACT)
+
     def _text(self, value: object, where: str) -> str:
         if not isinstance(value, str):
             self._fail(f"{where} is not a text")
@@ -134,8 +137,8 @@ class _Reader:
         texts = ("model", "architecture", "name", "text", "kv_rotation")
         numbers = ("token_seconds", "bandwidth", "smoothing")
         counts = ("n_tokens", "n_scored")
-        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs", *_EXACT}
-        data = {"pairs": {}, **dict.fromkeys(_EXACT), **data}  # older files have none
+        names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS, "pairs"}
+        data = {"pairs": {}, **data}  # older files have none
         self._keys(data, "", names)
         layers = self._items(data["layers"], "layers")
         if not 1 <= len(layers) <= MOST_LAYERS:
@@ -149,9 +152,6 @@ class _Reader:
         fields: dict[str, Any] = {name: self._text(data[name], name) for name in texts}
         fields |= {name: self._count(data[name], name) for name in counts}
         fields |= {name: self._number(data[name], name) for name in numbers}
-        for name in _EXACT:
-            value = data[name]
-            fields[name] = None if value is None else self._count(value, name, MOST_EXACT)
         return KVProfile(**fields, **lists, layers=found, pairs=self._pairs(data["pairs"]))
 
     def _layer(self, data: object, where: str) -> LayerFacts | None:
@@ -227,12 +227,17 @@ class _Reader:
         lists = []
         for i, one in enumerate(self._items(data, name)):
             where = f"{name}[{i}]"
-            keys = self._keys(one, where, ("layers", "bytes_per_token", *_NUMBERS))
+            if isinstance(one, dict):
+                one = {**dict.fromkeys(_EXACT), **one}  # older files have none
+            keys = self._keys(one, where, ("layers", "bytes_per_token", *_NUMBERS, *_EXACT))
+            numbers: Any = {n: self._number(keys[n], f"{n} of {where}") for n in _NUMBERS}
+            exact: Any = {n: self._exact(keys[n], f"{n} of {where}") for n in _EXACT}
             lists.append(
                 TypeList(
                     layers=self._layer_types(keys["layers"], f"layers of {where}", layers),
                     bytes_per_token=self._count(keys["bytes_per_token"], f"bytes of {where}"),
-                    **{key: self._number(keys[key], f"{key} of {where}") for key in _NUMBERS},
+                    **numbers,
+                    **exact,
                 )
             )
         return tuple(lists)

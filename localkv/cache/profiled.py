@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from localkv.arch.spec import CacheGroup
+from localkv.cache.allocated_bits import allocated_bits
 from localkv.cache.layer_types import with_types
 from localkv.cache.profile import DEFAULT_BITS, KVProfile, TypeList
 from localkv.cache.scales import wants_scales
@@ -30,13 +33,22 @@ class ProfiledCache:
 
 
 def profiled(
-    cache: CacheConfig, profile: KVProfile | None, bits: float | None, *, names_types: bool
+    cache: CacheConfig,
+    profile: KVProfile | None,
+    bits: float | None,
+    *,
+    names_types: bool,
+    groups: Sequence[CacheGroup],
+    n_batch: int,
 ) -> ProfiledCache:
     """A cache with what a profile has for it.
 
     Args:
-        bits: per value, that the types by layer may take; None is `DEFAULT_BITS`.
+        bits: per value, that the types by layer may take in the cache's context, with their tail
+            and sink (`allocated_bits`); None is `DEFAULT_BITS`.
         names_types: the cache's types were chosen, so the profile gives scales only.
+        groups: the model's layers.
+        n_batch: most tokens of a batch.
 
     Raises:
         UsageError: no types take so few bits, or `bits` says nothing.
@@ -67,10 +79,13 @@ def profiled(
                 "and it has no smoothing",
             ),
         )
-    types = profile.within(DEFAULT_BITS if bits is None else bits)
-    warnings = (*_other_rotation(cache, profile), *_other_rows(cache, profile))
+    types = profile.within(
+        DEFAULT_BITS if bits is None else bits,
+        lambda one: allocated_bits(with_profile_types(cache, one), groups, n_batch),
+    )
+    warnings = (*_other_rotation(cache, profile), *_other_rows(cache, types))
     cache = replace(
-        with_profile_types(cache, profile, types),
+        with_profile_types(cache, types),
         kv_codebooks=profile.codebooks,
         smoothing=profile.smoothing_name,
     )
@@ -78,21 +93,21 @@ def profiled(
     return ProfiledCache(cache, types, scales, warnings)
 
 
-def with_profile_types(cache: CacheConfig, profile: KVProfile, types: TypeList) -> CacheConfig:
+def with_profile_types(cache: CacheConfig, types: TypeList) -> CacheConfig:
     """A cache with types by layer, and with the tail and the sink that they were measured with
     unless others are chosen."""
-    tail = profile.kv_tail if cache.kv_tail is None else cache.kv_tail
-    sink = profile.kv_sink if cache.kv_sink is None else cache.kv_sink
+    tail = types.kv_tail if cache.kv_tail is None else cache.kv_tail
+    sink = types.kv_sink if cache.kv_sink is None else cache.kv_sink
     return with_types(replace(cache, kv_tail=tail, kv_sink=sink), types.layers)
 
 
-def _other_rows(cache: CacheConfig, profile: KVProfile) -> tuple[str, ...]:
+def _other_rows(cache: CacheConfig, types: TypeList) -> tuple[str, ...]:
     return tuple(
-        f"the KV profile was measured with a {what} of {measured}, not {chosen}: expect another "
-        "quality than it says"
+        f"the types by layer were measured with a {what} of {measured}, not {chosen}: expect "
+        "another quality than the KV profile says"
         for what, measured, chosen in (
-            ("tail", profile.kv_tail, cache.kv_tail),
-            ("sink", profile.kv_sink, cache.kv_sink),
+            ("tail", types.kv_tail, cache.kv_tail),
+            ("sink", types.kv_sink, cache.kv_sink),
         )
         if None not in (measured, chosen) and measured != chosen
     )

@@ -202,15 +202,23 @@ def _memory(
     profile = arguments.get("kv_profile")
     if profile is not None:
         profile = model_profile(open_gguf(header.path), profile)
-    chosen = profiled(cache, profile, arguments.get("kv_bits"), names_types=any(named))
+    if cache.n_ctx == 0:
+        cache = replace(cache, n_ctx=config.n_ctx_train)
+    n_batch = arguments.get("n_batch") or 512
+    chosen = profiled(
+        cache,
+        profile,
+        arguments.get("kv_bits"),
+        names_types=any(named),
+        groups=config.groups,
+        n_batch=n_batch,
+    )
     cache = chosen.cache
     check_cache(cache, config.groups)
     given = arguments.get("kv_scales")
     require_scales(cache.types, given is not None or chosen.scales is not None)
     scales = chosen.scales if given is None else read_kv_scales(given)
     cache = replace(cache, kv_scales=scales)
-    if cache.n_ctx == 0:
-        cache = replace(cache, n_ctx=config.n_ctx_train)
     group_layouts(cache, config.groups)
     check_scales(cache, config)
     tensors = tuple(header.tensors.values())
@@ -220,7 +228,7 @@ def _memory(
         tensors,
         config,
         backend,
-        arguments.get("n_batch") or 512,
+        n_batch,
         n_threads,
         changed=changed_tensors(Smoothing.in_use(cache, profile), config, header.tensors),
     )

@@ -51,10 +51,18 @@ def with_profile(
     profile = model_profile(open_gguf(sources[0].path), name or "auto")
     if preset is not None:
         bits = preset_bits(preset)
-    chosen = profiled(cache, profile, bits, names_types=False)
+    n_ctx = max(test.n_ctx for depth in grid.n_depth for test in grid.tests(depth))
+    chosen = profiled(
+        replace(cache, n_ctx=n_ctx),
+        profile,
+        bits,
+        names_types=False,
+        groups=sources[0].config.groups,
+        n_batch=max(setting.n_evaluated for setting in grid.settings()),
+    )
     assert chosen.types is not None
     for line in chosen.warnings:
         warn(line)
-    say(f"KV profile: {chosen.types.bits:.4g} bits per value by layer")
+    say(f"KV profile: {chosen.types.size_in_words}")
     cache = replace(chosen.cache, kv_scales=chosen.scales)
     return cache, replace(grid, pairs=(cache.shown_types,))

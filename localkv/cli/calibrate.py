@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL
+from localkv.cache.tail import DEFAULT_TAIL
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.cli.calibrate_report import report, report_lines
@@ -26,9 +25,9 @@ from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.config import MOST_EXACT
 from localkv.errors import UsageError, counted, printable
+from localkv.formats import KV_FORMATS
 
 if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
     from localkv.llm import LLM
     from localkv.loader.smoothing import Smoothing
     from localkv.model import Transformer
@@ -53,8 +52,7 @@ def _run(
     types: str | None,
     bits: str | None,
     smooth: float,
-    kv_tail: int,
-    kv_sink: int,
+    kv_tail: str,
     plot_file: str | None,
     as_json: bool,
     **values: Any,
@@ -66,6 +64,7 @@ def _run(
         check_plot(plot_file)
     names = _types(types)
     budgets = _budgets(bits)
+    tails = _tails(kv_tail, names)
     text = None if file is None else without_final_newline(read_file(file, "the text"))
     if unnamed:
         note(unnamed)
@@ -88,10 +87,9 @@ def _run(
         kv_rotation=values["kv_rotation"],
         leaves_out=not names,
         pairs=of_presets(),
-        kv_tail=kv_tail,
-        kv_sink=kv_sink,
+        tails=tails,
     )
-    _check_budgets(budgets, plan, llm.config)
+    _check_budgets(budgets, plan.least_bits(llm.config))
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
@@ -167,17 +165,31 @@ def _budgets(text: str | None) -> list[float]:
     return found
 
 
-def _check_budgets(budgets: list[float], plan: Plan, config: ModelSpec) -> None:
+def _tails(text: str, names: list[str]) -> tuple[int, ...]:
+    """The tails that `--kv-tail` names."""
+    try:
+        tails = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+    except ValueError:
+        tails = (-1,)
+    if any(not 0 <= tail <= MOST_EXACT for tail in tails):
+        raise UsageError(f"--kv-tail {text}: not a list of tokens", hint="as in 0,64")
+    needing = [name for name in names if KV_FORMATS[name].group_tokens > 1]
+    if needing and not any(tails):
+        raise UsageError(
+            f"--types {needing[0]} packs {KV_FORMATS[needing[0]].group_tokens} tokens together, "
+            "and --kv-tail 0 measures types that need no tail",
+            hint=f"as in --kv-tail 0,{DEFAULT_TAIL}",
+        )
+    return tails
+
+
+def _check_budgets(budgets: list[float], least: float) -> None:
     """Refuse, before anything is measured, fewer bits than the smallest of the types has."""
-    least = math.ceil(100 * plan.least_bits(config)) / 100
-    exact = plan.kv_tail or plan.kv_sink
     for bits in budgets:
         if bits < least:
             raise UsageError(
-                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}"
-                + (" with its tail and sink" if exact else ""),
-                hint=f"as in --bits {least:g}, or with smaller --types"
-                + (", or with --kv-tail 0 and --kv-sink 0" if exact else ""),
+                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
+                hint=f"as in --bits {least:g}, or with smaller --types",
             )
 
 
@@ -262,27 +274,18 @@ calibrate = Command(
             "--bits",
             panel="Measure",
             metavar="LIST",
-            help="Budgets of bits per value for which types are found, with commas between them; "
-            "those of a tail and a sink count as in 16,384 tokens. [default: 3 to 8.5]",
+            help="Budgets of bits per value for which types are found, with commas between them. "
+            "[default: 3 to 8.5]",
         ),
         option(
             "--kv-tail",
             panel="Measure",
-            type=Whole(0, MOST_EXACT),
-            default=DEFAULT_TAIL,
+            default=f"0,{DEFAULT_TAIL}",
             show_default=True,
-            metavar="N",
-            help="All layers that are packed keep the newest N tokens as f16, and so they do where "
-            "the profile is used.",
-        ),
-        option(
-            "--kv-sink",
-            panel="Measure",
-            type=Whole(0, MOST_EXACT),
-            default=DEFAULT_SINK,
-            show_default=True,
-            metavar="N",
-            help="The same of the first N tokens.",
+            metavar="LIST",
+            help="Types are found with each of these numbers of newest tokens in f16, which a "
+            "cache with these types has, too. Types with scales by channel need some; with 0 there "
+            "is no sink either.",
         ),
         option(
             "--smooth",

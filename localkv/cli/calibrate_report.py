@@ -16,10 +16,16 @@ def report_lines(profile: KVProfile) -> list[str]:
     """What was found, for people."""
     from localkv.cache.layer_types import in_words
 
-    rows = [("bits", "KLD predicted", "verified", "K/V by layer")]
+    rows = [("bits", "tail", "KLD predicted", "verified", "K/V by layer")]
     rows += [
-        (f"{one.bits:.3f}", f"{one.predicted:.2e}", f"{one.verified:.2e}", in_words(one.layers))
-        for one in profile.lists
+        (
+            f"{one.bits:.3f}",
+            str(one.kv_tail or 0),
+            f"{one.predicted:.2e}",
+            f"{one.verified:.2e}",
+            in_words(one.layers),
+        )
+        for one in sorted(profile.lists, key=lambda one: (one.kv_tail or 0, one.bits))
     ]
     outliers = [
         f"layer {i} {side} {len(facts.outliers)}"
@@ -48,6 +54,8 @@ def report(profile: KVProfile) -> dict[str, Any]:
             {
                 "bits": one.bits,
                 "bytes_per_token": one.bytes_per_token,
+                "kv_tail": one.kv_tail,
+                "kv_sink": one.kv_sink,
                 "predicted": one.predicted,
                 "verified": one.verified,
                 "layers": [pair and "/".join(pair) for pair in one.layers],

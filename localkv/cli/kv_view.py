@@ -87,15 +87,17 @@ class KVView:
 
 
 def of_profile(profile: KVProfile) -> KVView:
-    """What a profile knows, with the types that it gives where nobody says how many bits."""
-    fitting = [one for one in profile.lists if one.bits <= DEFAULT_BITS]
+    """What a profile knows, with the types that it gives where nobody says how many bits, without a
+    tail if it has such."""
+    lists = profile.without_tail or profile.lists
+    fitting = [one for one in lists if one.bits <= DEFAULT_BITS]
     return KVView(
         profile.name,
         profile.text,
         profile.n_tokens,
         profile.smoothing,
         profile.layers,
-        chosen=profile.within(DEFAULT_BITS) if fitting else None,
+        chosen=min(fitting, key=lambda one: one.verified, default=None),
     )
 
 

@@ -59,10 +59,7 @@ def profile_line(llm: LLM) -> str:
     """What a profile has chosen, in one line."""
     types = llm.kv_types
     assert types is not None
-    return (
-        f"KV profile: {types.bits:.4g} bits per value by layer, KLD {types.verified:.1e} where it "
-        "was measured"
-    )
+    return f"KV profile: {types.size_in_words}, KLD {types.verified:.1e} where it was measured"
 
 
 def _to_terminal(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cache.allocated_bits import allocated_bits
 from localkv.cache.layer_types import in_words
 from localkv.cache.layout import group_layouts
 from localkv.cache.profiled import with_profile_types
@@ -38,7 +39,7 @@ def max_kld_option() -> click.Parameter:
         panel="Plan",
         type=click.FloatRange(0, min_open=True),
         metavar="X",
-        help="The fewest bits, by layer, whose predictions diverge from those with f16 by at most "
+        help="The fewest bytes, by layer, whose predictions diverge from those with f16 by at most "
         "X nats on average, from the model's KV profile (localkv calibrate).",
     )
 
@@ -51,6 +52,7 @@ class LayerFit:
         types: the profile's.
         plan: the memory with the requested context.
         fits: all of it.
+        bits: per value in the context, or in the longest that fits, with the tail and the sink.
         longest: tokens of the longest context that fits; 0 for none.
         token_ms: of a token with the whole context before it, as the machine that measured has it.
     """
@@ -58,8 +60,14 @@ class LayerFit:
     types: TypeList
     plan: MemoryPlan
     fits: bool
+    bits: float
     longest: int
     token_ms: float
+
+    @property
+    def n_bytes(self) -> int:
+        """Of K and V in the context."""
+        return self.plan.cache_k + self.plan.cache_v
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class ProfilePlan:
 
     Attributes:
         name: of the profile, as `--kv-profile` takes it.
-        rows: from the most bits to the fewest.
+        rows: from the most bytes of K and V to the fewest.
         chosen: None if none is good enough, or none fits.
         reason: why, in one line.
         n_ctx: tokens of context.
@@ -83,13 +91,14 @@ class ProfilePlan:
     def lines(self, model_flags: list[str], row_flags: list[str], command: str) -> list[str]:
         """As it is printed; `row_flags` are those of a tail and the like, `command` is that which
         the model is for."""
-        rows = [("bits", "per token", "K + V", "KLD predicted", "verified", "ms/token", "fits",
-                 "longest context")]  # fmt: skip
+        rows = [("bits", "tail", "per token", "K + V", "KLD predicted", "verified", "ms/token",
+                 "fits", "longest context")]  # fmt: skip
         rows += [
             (
                 f"{row.types.bits:.4g}",
+                str(row.types.kv_tail or 0),
                 byte_size(row.types.bytes_per_token),
-                byte_size(row.plan.cache_k + row.plan.cache_v),
+                byte_size(row.n_bytes),
                 f"{row.types.predicted:.2e}",
                 f"{row.types.verified:.2e}",
                 f"{row.token_ms:.3g}",
@@ -110,7 +119,7 @@ class ProfilePlan:
         ]
         if self.chosen is None:
             return found
-        bits = math.ceil(1000 * self.chosen.types.bits - 1e-6) / 1000
+        bits = math.ceil(1000 * self.chosen.bits - 1e-6) / 1000
         found.append(f"K/V: {in_words(self.chosen.types.layers)}")
         n_ctx = self.n_ctx if self.chosen.fits else self.chosen.longest
         if not n_ctx:
@@ -127,6 +136,9 @@ class ProfilePlan:
             "lists": [
                 {
                     "bits": row.types.bits,
+                    "kv_tail": row.types.kv_tail,
+                    "kv_sink": row.types.kv_sink,
+                    "bits_with_tail": row.bits,
                     "bytes_per_token": row.types.bytes_per_token,
                     "cache_k": row.plan.cache_k,
                     "cache_v": row.plan.cache_v,
@@ -191,7 +203,7 @@ def profile_plan(
 ) -> ProfilePlan:
     """What a profile has for a request; `memory` is as `smoothed_memory` has it."""
     rows = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
-    rows.sort(key=lambda row: -row.types.bits)
+    rows.sort(key=lambda row: (-row.n_bytes, row.types.verified))
     chosen, reason = _choice(rows, cache, budget, values["max_kld"])
     return ProfilePlan(str(values["kv_profile"] or _AUTO), rows, chosen, reason, cache.n_ctx)
 
@@ -199,7 +211,7 @@ def profile_plan(
 def _fit(
     types: TypeList, profile: KVProfile, memory: ModelMemory, cache: CacheConfig, budget: Budget
 ) -> LayerFit:
-    asked = with_profile_types(cache, profile, types)
+    asked = with_profile_types(cache, types)
     plan = memory.plan(asked)
     read = sum(
         bytes_of(layout, read_rows(layout, cache.n_ctx - 1, 1))
@@ -207,13 +219,16 @@ def _fit(
     )
     seconds = profile.token_seconds + (read / profile.bandwidth if profile.bandwidth else 0.0)
     longest = memory.longest_context(asked, budget.n_bytes)
-    return LayerFit(types, plan, plan.total <= budget.n_bytes, longest, 1000 * seconds)
+    fits = plan.total <= budget.n_bytes
+    used = asked if fits or not longest else replace(asked, n_ctx=longest)
+    bits = allocated_bits(used, memory.config.groups, memory.n_batch)
+    return LayerFit(types, plan, fits, bits, longest, 1000 * seconds)
 
 
 def _choice(
     rows: list[LayerFit], cache: CacheConfig, budget: Budget, most: float | None
 ) -> tuple[LayerFit | None, str]:
-    """The one to take, and why; of `rows` from the most bits to the fewest."""
+    """The one to take, and why; of `rows` from the most bytes to the fewest."""
     if most is not None:
         good = [row for row in rows if row.types.verified <= most]
         if not good:
@@ -221,7 +236,7 @@ def _choice(
             return None, f"none diverges by at most {most:g}; the least is {least:.2e}"
         fewest = good[-1]
         room = "" if fewest.fits else f", of which {fewest.longest or 'no'} tokens fit"
-        return fewest, f"the fewest bits with a KLD of at most {most:g}{room}"
+        return fewest, f"the fewest bytes with a KLD of at most {most:g}{room}"
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return None, f"{cache.n_ctx} tokens fit in none"

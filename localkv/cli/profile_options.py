@@ -117,8 +117,8 @@ def _has_no_better(profile: KVProfile, preset: str, bits: float) -> bool:
     own = profile.pairs.get(f"{PRESETS[preset].type_k}/{PRESETS[preset].type_v}")
     if own is None:
         return False
-    is_large = all(one.bits > bits for one in profile.lists)
-    return is_large or own <= profile.within(bits).verified
+    fitting = [one.verified for one in profile.without_tail if one.bits <= bits]
+    return not fitting or own <= min(fitting)
 
 
 def _given_types(values: Mapping[str, Any]) -> bool:

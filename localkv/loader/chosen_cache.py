@@ -47,6 +47,7 @@ def chosen_cache(
     bits: float | None = None,
     scales: str | os.PathLike[str] | KVScales | None = None,
     names_types: bool = True,
+    n_batch: int = 512,
 ) -> ChosenCache:
     """A cache with what its profile and its scales have for it, checked against the model.
 
@@ -56,13 +57,21 @@ def chosen_cache(
         bits: per value, that types by layer may take; None is the usual number.
         scales: of types that are scaled by head, or their file; None takes the profile's.
         names_types: the cache's types were chosen, so the profile gives no others.
+        n_batch: most tokens of a batch.
 
     Raises:
         UsageError: a file can't be read, or the model can't be kept in these types.
     """
     if profile is not None and not isinstance(profile, KVProfile):
         profile = model_profile(gguf, profile)
-    found = profiled(cache, profile, bits, names_types=names_types)
+    found = profiled(
+        cache,
+        profile,
+        bits,
+        names_types=names_types,
+        groups=config.groups,
+        n_batch=n_batch,
+    )
     smoothing = Smoothing.in_use(found.cache, profile)
     check_cache(found.cache, config.groups)
     scales = found.scales if scales is None else scales

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from localkv.cache.layout import GroupLayout, group_layouts
 from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows
-from localkv.cache.tail import TAIL_TYPE
 from localkv.config import CacheConfig
-from localkv.formats import FORMATS, KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
@@ -86,28 +85,6 @@ def mean_bits_of(cache: CacheConfig, config: ModelSpec) -> float:
     """The same of a cache, whose layers may have types of their own."""
     row = sum(one.row_bytes for one in group_layouts(cache, config.groups))
     return 8 * row / kv_values_per_token(config)
-
-
-def bits_after(cache: CacheConfig, config: ModelSpec, n_tokens: int) -> float:
-    """Bits per value of K and V when a text has `n_tokens`.
-
-    Counts the packed rows with their scales, the sink, and the tail that the last token reads,
-    whose rows are kept twice if their types pack each by itself. What pages have room for besides
-    is not counted, as it doesn't grow with a text. Layers with a window count as if they had none.
-    """
-    total = 0
-    for layout in group_layouts(cache, config.groups):
-        group, packed = layout.group, layout.packed
-        n_exact = min(n_tokens, packed.first_position)
-        n_packed = n_tokens - n_exact
-        if packed.tail is not None and n_packed:
-            begin = max(packed.first_position, packed.tail.begin(n_tokens - 1))
-            n_exact += n_tokens - begin
-            n_packed = n_packed // packed.tail.group * packed.tail.group
-        dims = group.key_dim, group.value_dim
-        exact_row = sum(FORMATS[TAIL_TYPE].row_bytes(dim) for dim in dims) * group.n_kv_heads
-        total += n_packed * layout.row_bytes + n_exact * exact_row * len(group.layers)
-    return 8 * total / n_tokens / kv_values_per_token(config)
 
 
 def kv_bytes_per_token(

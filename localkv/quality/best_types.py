@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from localkv.cache.profile import LayerTypes
 from localkv.formats import KV_FORMATS
+from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
 from localkv.quality.calibration_plan import Key, Plan
 from localkv.quality.knapsack import Choice, Picked, frontier, within
-from localkv.quality.layer_costs import BASE, BASE_BITS, base_types
+from localkv.quality.layer_costs import BASE, base_types
 
 
 def predicted(costs: Mapping[Key, float], types: LayerTypes) -> float:
@@ -47,9 +47,10 @@ def best_types(
                     ]
                 )
     picks = frontier(items)
+    n_values = kv_values_per_token(model.config)
     found = dict[Picked, None]()
     for bits in sorted(plan.budgets):
-        best = within(picks, math.inf if bits >= BASE_BITS else plan.room(model.config, bits))
+        best = within(picks, bits * n_values / 8)
         if best is not None:
             found[best] = None
     lists = []

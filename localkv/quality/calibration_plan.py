@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.profile import COUNTED_TOKENS, LayerTypes
+from localkv.cache.profile import LayerTypes
 from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL
 from localkv.config import CacheConfig, KVCodebook
 from localkv.formats import KV_FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
-from localkv.quality.layer_costs import BASE, BASE_BITS, base_types
+from localkv.quality.layer_costs import BASE, base_types
 
 BUDGETS = (3.0, 3.5, 4.0, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
 """Bits per value for which types are found."""
@@ -38,15 +38,17 @@ class Plan:
 
     Attributes:
         types: cache types, f16 among them.
-        budgets: bits per value after `COUNTED_TOKENS`, tail and sink included.
+        budgets: bits per value of packed rows.
         n_ctx: tokens of a chunk.
         kv_rotation: as in `CacheConfig`.
         leaves_out: types that others beat for all layers are not measured by layer
             (`type_choice`).
         pairs: what all layers get at once besides, to compare with, each with the tail and the
             sink that it has by itself.
-        kv_tail, kv_sink: tokens in f16 of all layers that are packed, whatever their types
-            (`cache/tail.py`), so that what a layer costs depends on its own types only.
+        tails: tokens of the tail of all layers that are packed, whatever their types
+            (`cache/tail.py`), so that what a layer costs depends on its own types only. All else is
+            measured with each. With 0 there is no sink either, and types that need a tail are left
+            out.
     """
 
     types: tuple[str, ...]
@@ -55,41 +57,36 @@ class Plan:
     kv_rotation: str = "auto"
     leaves_out: bool = False
     pairs: tuple[tuple[str, str], ...] = ()
-    kv_tail: int = DEFAULT_TAIL
-    kv_sink: int = DEFAULT_SINK
+    tails: tuple[int, ...] = (0, DEFAULT_TAIL)
 
     @property
     def packed(self) -> list[str]:
         """The types but f16."""
         return [name for name in self.types if name != BASE]
 
-    def cache(self, codebooks: tuple[KVCodebook, ...] = ()) -> CacheConfig:
-        """The cache, but for its types."""
+    def with_tail(self, tail: int) -> tuple[str, ...]:
+        """The types but f16 that are measured with a tail, or without one."""
+        return tuple(name for name in self.packed if tail or KV_FORMATS[name].group_tokens == 1)
+
+    def cache(self, codebooks: tuple[KVCodebook, ...] = (), tail: int | None = None) -> CacheConfig:
+        """The cache, but for its types: with a tail and a sink, without, or, for None, with those
+        that types have by themselves."""
         return CacheConfig(
             n_ctx=self.n_ctx,
             kv_rotation=self.kv_rotation,
             kv_codebooks=codebooks,
-            kv_tail=self.kv_tail,
-            kv_sink=self.kv_sink,
+            kv_tail=tail,
+            kv_sink=DEFAULT_SINK if tail else tail,
         )
 
-    def room(self, config: ModelSpec, bits: float) -> float:
-        """Bytes that packed rows of a token may take within a budget of bits: those that all
-        layers' tails and sinks take at most are left for them."""
-        group_tokens = max(KV_FORMATS[name].group_tokens for name in self.types)
-        n_exact = self.kv_tail + self.kv_sink + group_tokens - 1
-        return kv_values_per_token(config) * (bits - BASE_BITS * n_exact / COUNTED_TOKENS) / 8
-
     def least_bits(self, config: ModelSpec) -> float:
-        """The smallest budget that has room for types; 0 without K and V."""
+        """Bits per value of a cache of nothing but the smallest types; 0 without K and V."""
         n_bytes = sum(
             len(group.layers) * group.n_kv_heads * self._least_row_bytes(dim)
             for group in config.groups
             for dim in (group.key_dim, group.value_dim)
         )
-        if not n_bytes:
-            return 0.0
-        return 8 * (n_bytes - self.room(config, 0.0)) / kv_values_per_token(config)
+        return 8 * n_bytes / kv_values_per_token(config) if n_bytes else 0.0
 
     def _least_row_bytes(self, dim: int) -> int:
         formats = [KV_FORMATS[name] for name in self.types]

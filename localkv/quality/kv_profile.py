@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from localkv.cache.layer_types import with_types
 from localkv.cache.layout import group_layouts
 from localkv.cache.profile import (
-    COUNTED_TOKENS,
     KVProfile,
     LayerFacts,
     LayerTypes,
@@ -17,11 +15,11 @@ from localkv.cache.profile import (
     TypeList,
     packed_ranges,
 )
-from localkv.config import KVCodebook
+from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
-from localkv.memory.kv_bytes import bits_after
+from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.best_types import best_types, changed, predicted
 from localkv.quality.calibration_plan import Key, Plan, Sides
@@ -60,46 +58,40 @@ def measure(
     if not model.config.groups:
         raise UsageError("this model keeps no K and V, so there is nothing to measure")
     codebooks = learn_codebooks(model, chunks, plan)
-    cache = plan.cache(codebooks)
-    as_named = replace(cache, kv_tail=None, kv_sink=None)
+    as_named = plan.cache(codebooks)
+    runs = [_Run(model, plan, plan.cache(codebooks, tail), tail) for tail in plan.tails]
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
-    chunk = ChunkCosts(model, chunks[0], cache)
-    steps = _Steps(on_step)
-    steps.expect(2 * len(plan.packed) * plan.leaves_out)
-    steps.expect(len(chunks) * _n_runs(model, plan, (plan.packed, plan.packed)))
-    types_of = _worth_measuring(chunk, plan, steps)
-    steps.restart(len(chunks) * _n_runs(model, plan, types_of))
-    keys, uniform_types = plan.keys(model, types_of), _uniform(model, types_of)
+    chunk = ChunkCosts(model, chunks[0], as_named)
     of_all_layers = plan.of_all_layers(model)
-    alone = dict.fromkeys(keys, 0.0)
+    steps = _Steps(on_step)
+    steps.expect(sum(2 * len(run.types_of[0]) for run in runs) * plan.leaves_out)
+    steps.expect(len(chunks) * (sum(run.n_steps for run in runs) + len(of_all_layers)))
+    if plan.leaves_out:
+        for run in runs:
+            run.leave_out(chunk, steps)
+    steps.restart(len(chunks) * (sum(run.n_steps for run in runs) + len(of_all_layers)))
     n_scored = 0
-    base = base_types(model)
-    uniform = dict.fromkeys(uniform_types, 0.0)
     named = dict.fromkeys(of_all_layers, 0.0)
     held = list[ChunkCosts]()
     for number, ids in enumerate(chunks):
         if number:
-            chunk = ChunkCosts(model, ids, cache)
+            chunk = ChunkCosts(model, ids, as_named)
         n_scored += len(chunk.targets)
         held.append(chunk)
-        for layer, side, name in keys:
-            steps.next(f"layer {layer}, {'KV'[side]} {name}")
-            alone[layer, side, name] += chunk.divergence(changed(base, layer, side, name))
-        for types in uniform:
-            steps.next("all layers alike")
-            uniform[types] += chunk.divergence(types)
+        for run in runs:
+            run.add(chunk, steps)
         for name, types in of_all_layers.items():
             steps.next(f"{name} for all layers")
-            named[name] += chunk.divergence(types, as_named)
+            named[name] += chunk.divergence(types)
         chunk.forget_inputs()
-    costs = {key: total / n_scored for key, total in alone.items()}
-    lists = []
-    for types, cost in best_types(model, plan, costs):
-        total = 0.0
-        for chunk in held:
-            steps.next("the best types together")
-            total += chunk.divergence(types)
-        lists.append(_type_list(model, plan, types, cost, total / n_scored))
+    lists, uniform, costs = list[TypeList](), list[TypeList](), dict[Key, float]()
+    for run in sorted(runs, key=lambda run: -run.tail):
+        own = {key: total / n_scored for key, total in run.alone.items()}
+        costs |= own
+        for types, cost in best_types(model, plan, own):
+            lists.append(run.type_list(types, cost, run.total(held, types, steps) / n_scored))
+        for types, total in run.uniform.items():
+            uniform.append(run.type_list(types, predicted(own, types), total / n_scored))
     steps.end()
     return KVProfile(
         model=digest,
@@ -117,13 +109,8 @@ def measure(
             for layer, found in enumerate(ranges)
         ),
         lists=tuple(lists),
-        uniform=tuple(
-            _type_list(model, plan, types, predicted(costs, types), total / n_scored)
-            for types, total in uniform.items()
-        ),
+        uniform=tuple(uniform),
         pairs={name: total / n_scored for name, total in named.items()},
-        kv_tail=plan.kv_tail,
-        kv_sink=plan.kv_sink,
     )
 
 
@@ -141,28 +128,6 @@ def learn_codebooks(
         for layer, side, rows in stored_rows(model, chunks, plan.n_ctx, kv_rotation=rotation)
         for n in sizes
     )
-
-
-def _worth_measuring(chunk: ChunkCosts, plan: Plan, steps: _Steps) -> Sides:
-    """The types that are measured by layer, for K and for V."""
-    if not plan.leaves_out:
-        return plan.packed, plan.packed
-    base, config = base_types(chunk.model), chunk.model.config
-
-    def cost(name: str, side: int) -> float:
-        steps.next(f"{'KV'[side]} {name} in all layers")
-        changed = (name, BASE) if side == 0 else (BASE, name)
-        return chunk.divergence(tuple(pair and changed for pair in base))
-
-    tried = (try_types(config, plan.packed, side, partial(cost, side=side)) for side in (0, 1))
-    of_k, of_v = map(worth_measuring, tried)
-    return of_k, of_v
-
-
-def _n_runs(model: Transformer, plan: Plan, types: Sides) -> int:
-    """Of each chunk."""
-    together = len(_uniform(model, types)) + len(plan.of_all_layers(model))
-    return len(plan.keys(model, types)) + together + len(plan.budgets)
 
 
 class _Steps:
@@ -186,6 +151,77 @@ class _Steps:
         self.on_step(self.total, self.total, "")
 
 
+class _Run:
+    """What is measured with one tail.
+
+    Attributes:
+        cache: with that tail, but for its types.
+        tail: its tokens.
+        types_of: the types that are measured by layer, for K and for V.
+        alone: the divergence of each layer, side and type alone, summed over scored tokens.
+        uniform: that of the same type for K and V of all layers, where all can have it.
+    """
+
+    def __init__(self, model: Transformer, plan: Plan, cache: CacheConfig, tail: int) -> None:
+        self.model, self.plan, self.cache, self.tail = model, plan, cache, tail
+        types = list(plan.with_tail(tail))
+        self._measure(types, types)
+
+    def _measure(self, of_k: list[str], of_v: list[str]) -> None:
+        self.types_of = of_k, of_v
+        self.alone = dict.fromkeys(self.plan.keys(self.model, self.types_of), 0.0)
+        self.uniform = dict.fromkeys(_uniform(self.model, self.types_of), 0.0)
+
+    @property
+    def n_steps(self) -> int:
+        """Of each chunk."""
+        return len(self.alone) + len(self.uniform) + len(self.plan.budgets)
+
+    def leave_out(self, chunk: ChunkCosts, steps: _Steps) -> None:
+        """Measure only types that no others beat for all layers (`type_choice`)."""
+        base, config = base_types(self.model), self.model.config
+
+        def cost(name: str, side: int) -> float:
+            steps.next(f"{'KV'[side]} {name} in all layers")
+            pair = (name, BASE) if side == 0 else (BASE, name)
+            return chunk.divergence(tuple(of and pair for of in base), self.cache)
+
+        names = self.types_of[0]
+        tried = [try_types(config, names, side, partial(cost, side=side)) for side in (0, 1)]
+        self._measure(*map(worth_measuring, tried))
+
+    def add(self, chunk: ChunkCosts, steps: _Steps) -> None:
+        """Measure with a chunk."""
+        base = base_types(self.model)
+        for layer, side, name in self.alone:
+            steps.next(f"layer {layer}, {'KV'[side]} {name}")
+            types = changed(base, layer, side, name)
+            self.alone[layer, side, name] += chunk.divergence(types, self.cache)
+        for types in self.uniform:
+            steps.next("all layers alike")
+            self.uniform[types] += chunk.divergence(types, self.cache)
+
+    def total(self, chunks: Sequence[ChunkCosts], types: LayerTypes, steps: _Steps) -> float:
+        """The divergence of types by layer, summed over all chunks."""
+        total = 0.0
+        for chunk in chunks:
+            steps.next("the best types together")
+            total += chunk.divergence(types, self.cache)
+        return total
+
+    def type_list(self, types: LayerTypes, predicted: float, verified: float) -> TypeList:
+        cache, config = with_types(self.cache, types), self.model.config
+        return TypeList(
+            types,
+            mean_bits_of(cache, config),
+            sum(layout.row_bytes for layout in group_layouts(cache, config.groups)),
+            predicted,
+            verified,
+            self.cache.kv_tail,
+            self.cache.kv_sink,
+        )
+
+
 def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
     """The same type for K and V of all layers, where all can have it."""
     dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
@@ -195,15 +231,6 @@ def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
         if name in types[1] and all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
     ]
     return [tuple(pair and (name, name) for pair in base_types(model)) for name in names]
-
-
-def _type_list(
-    model: Transformer, plan: Plan, types: LayerTypes, cost: float, verified: float
-) -> TypeList:
-    cache, config = with_types(plan.cache(), types), model.config
-    n_bytes = sum(layout.row_bytes for layout in group_layouts(cache, config.groups))
-    bits = bits_after(cache, config, COUNTED_TOKENS)
-    return TypeList(types, bits, n_bytes, cost, verified)
 
 
 def layer_facts(

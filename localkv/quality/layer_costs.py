@@ -25,7 +25,7 @@ from localkv.engine.token_scores import score
 from localkv.model import Transformer
 from localkv.quality.chunks import first_scored
 
-BASE, BASE_BITS = "f16", 16
+BASE = "f16"
 _BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
 

@@ -17,15 +17,15 @@ PROGRAM = ROOT / "benchmarks" / "quality.py"
 sys.path[:0] = [str(ROOT / "models"), str(ROOT / "benchmarks")]
 
 from corpus import make_document  # noqa: E402
+from quality_bits import LENGTHS, bits_after  # noqa: E402
 from quality_caches import PACKED, Case, cases, once  # noqa: E402
 from quality_outliers import bits_without, none_apart  # noqa: E402
 from quality_recall import answer_logits, encoder_of, make_series  # noqa: E402
-from quality_report import LENGTHS, Measured, Report  # noqa: E402
+from quality_report import Measured, Report  # noqa: E402
 from quality_table import BEGIN, END, TABLES, frontier_table  # noqa: E402
 
 from localkv import LLM  # noqa: E402
 from localkv.formats import KV_FORMATS  # noqa: E402
-from localkv.memory.kv_bytes import bits_after  # noqa: E402
 from localkv.quality.codebooks import learn_codebook  # noqa: E402
 from localkv.quality.statistics import Estimate  # noqa: E402
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localkv.arch.spec import CacheGroup
 from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, packed_ranges
 from localkv.cache.profile_file import read_profile, write_profile
-from localkv.cache.profiled import profiled
+from localkv.cache.profiled import ProfiledCache, profiled
 from localkv.cache.scales import read_kv_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -34,11 +35,11 @@ FACTS = LayerFacts(
         codebooks=((-85, -26, 26, 85),),
     ),
 )
-SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5)
+SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5, 64, 4)
 LARGE = TypeList((("q8_0", "q4_0"), None), 6.5, 208, 0.125, 0.0625)
 PROFILE = KVProfile(
     "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, 0.5, (FACTS, None),
-    (SMALL, LARGE), (SMALL,), {"q4_1c/q4_1": 0.03125}, 64, 4,
+    (SMALL, LARGE), (SMALL,), {"q4_1c/q4_1": 0.03125},
 )  # fmt: skip
 
 
@@ -52,10 +53,13 @@ def test_there_and_back(file: Path) -> None:
     """A file from before pairs were measured, and tails, has none."""
     assert read_profile(file) == PROFILE
     data = json.loads(file.read_text())
-    for name in ("pairs", "kv_tail", "kv_sink"):
-        del data[name]
+    del data["pairs"]
+    for one in (*data["lists"], *data["uniform"]):
+        del one["kv_tail"], one["kv_sink"]
     file.write_text(json.dumps(data))
-    assert read_profile(file) == replace(PROFILE, pairs={}, kv_tail=None, kv_sink=None)
+    small = replace(SMALL, kv_tail=None, kv_sink=None)
+    older = replace(PROFILE, pairs={}, lists=(small, LARGE), uniform=(small,))
+    assert read_profile(file) == older
 
 
 def damaged(file: Path, change: Any) -> str:
@@ -96,8 +100,8 @@ def damaged(file: Path, change: Any) -> str:
         (lambda d: d.update(pairs={"q4_0/q8_0": None}), "pairs is not a number"),
         (lambda d: d.update(n_tokens=True), "n_tokens is not a count"),
         (lambda d: d.update(kv_rotation="x"), "kv_rotation is 'x'"),
-        (lambda d: d.update(kv_tail=-1), "kv_tail is not a count"),
-        (lambda d: d.update(kv_sink="4"), "kv_sink is not a count"),
+        (lambda d: d["lists"][0].update(kv_tail=-1), "kv_tail of lists[0] is not a count"),
+        (lambda d: d["lists"][1].update(kv_sink="4"), "kv_sink of lists[1] is not a count"),
     ],
 )
 def test_damage_is_one_line(file: Path, change: Any, said: str) -> None:
@@ -145,32 +149,45 @@ def test_files_that_are_no_profiles(tmp_path: Path) -> None:
         read_profile(tmp_path / "none.json")
 
 
+def chosen(
+    cache: CacheConfig, profile: KVProfile | None, bits: float | None, *, names_types: bool
+) -> ProfiledCache:
+    group = CacheGroup(2, 32, 32, 0, (0,))
+    return profiled(cache, profile, bits, names_types=names_types, groups=(group,), n_batch=512)
+
+
 def test_types_within_bits() -> None:
-    cache = CacheConfig()
-    assert profiled(cache, PROFILE, None, names_types=False).cache.layer_types == SMALL.layers
-    assert profiled(cache, PROFILE, 6.5, names_types=False).types == LARGE
-    with pytest.raises(UsageError, match=r"no types of at most 4 bits") as error:
-        profiled(cache, PROFILE, 4.0, names_types=False)
-    assert error.value.hint == "its smallest take 4.5 (--kv-bits)"
+    cache = CacheConfig(n_ctx=1 << 20)
+    assert chosen(cache, PROFILE, None, names_types=False).cache.layer_types == SMALL.layers
+    assert chosen(cache, PROFILE, 6.5, names_types=False).types == LARGE
+    with pytest.raises(
+        UsageError, match=r"no types that take at most 4 bits per value here"
+    ) as error:
+        chosen(cache, PROFILE, 4.0, names_types=False)
+    assert error.value.hint == "its smallest take 4.52 (--kv-bits)"
+    short = chosen(CacheConfig(n_ctx=4096), PROFILE, 6.5, names_types=False)
+    assert short.types == LARGE  # in which the other's tail is no small part
+    with pytest.raises(UsageError, match="at most 5 bits"):
+        chosen(CacheConfig(n_ctx=4096), PROFILE, None, names_types=False)
     with pytest.raises(UsageError, match="and there is none"):
-        profiled(cache, None, 4.0, names_types=False)
+        chosen(cache, None, 4.0, names_types=False)
     types = CacheConfig("q8_0", "q8_0")
-    named = profiled(types, PROFILE, None, names_types=True)
+    named = chosen(types, PROFILE, None, names_types=True)
     assert (named.types, named.warnings) == (None, ())  # smoothing is for any types
     rough = KVProfile(**{**PROFILE.__dict__, "smoothing": 0.0})
-    assert len(profiled(types, rough, None, names_types=True).warnings) == 1
+    assert len(chosen(types, rough, None, names_types=True).warnings) == 1
     wants = CacheConfig("nuq2", "f16")
-    named = profiled(wants, rough, None, names_types=True)
+    named = chosen(wants, rough, None, names_types=True)
     assert (named.cache.kv_codebooks, named.warnings) == (PROFILE.codebooks, ())
-    turned = profiled(CacheConfig("nuq3", kv_rotation="off"), PROFILE, None, names_types=True)
+    turned = chosen(CacheConfig("nuq3", kv_rotation="off"), PROFILE, None, names_types=True)
     assert len(turned.warnings) == 1
     assert "measured with kv_rotation" in turned.warnings[0]
-    rotated = profiled(CacheConfig(kv_rotation="off"), PROFILE, None, names_types=False)
+    rotated = chosen(replace(cache, kv_rotation="off"), PROFILE, None, names_types=False)
     assert "measured with kv_rotation auto" in rotated.warnings[0]
-    shorter = profiled(CacheConfig(kv_tail=32, kv_sink=4), PROFILE, None, names_types=False)
+    shorter = chosen(replace(cache, kv_tail=32), PROFILE, None, names_types=False)
     assert (shorter.cache.kv_tail, shorter.cache.kv_sink) == (32, 4)
     assert [line.split(":")[0] for line in shorter.warnings] == [
-        "the KV profile was measured with a tail of 64, not 32"
+        "the types by layer were measured with a tail of 64, not 32"
     ]
 
 
@@ -184,7 +201,7 @@ def test_scales_of_a_profile(tmp_path: Path) -> None:
     assert scales == alike.scales()
     assert scales.absmax_k == ((2.0, 2.0),)
     wants = CacheConfig("fp8_e4m3_head", "f16")
-    assert profiled(wants, alike, None, names_types=True).scales == scales
+    assert chosen(wants, alike, None, names_types=True).scales == scales
     write_profile(tmp_path / "q.json", PROFILE)
     with pytest.raises(UsageError, match="heads of its layers differ"):
         read_kv_scales(tmp_path / "q.json")

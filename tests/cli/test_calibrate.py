@@ -14,6 +14,7 @@ import pytest
 import localkv.engine.loaded_engine as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
+from localkv.cache.profile import KVProfile, TypeList
 from localkv.cache.profile_file import read_profile, write_profile
 from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.config import CacheConfig
@@ -21,7 +22,7 @@ from localkv.errors import UsageError
 from support.tiny_model import write_tiny_model
 
 MEASURE = ("--tokens", "64", "--types", "q8_0,q4_0", "--bits", "4.5,5.5,6.5", "-t", "2")
-MEASURE += ("--kv-tail", "0", "--kv-sink", "0")
+MEASURE += ("--kv-tail", "0")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def within(profile: KVProfile, bits: float) -> TypeList:
+    """The types by layer that take their packed rows only."""
+    return profile.within(bits, lambda one: one.bits)
 
 
 @pytest.mark.slow
@@ -45,14 +51,14 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     ask = ("-p", "Once", "-n", "3", "--temp", "0", "--json")
     used = program("complete", "-m", measured, *ask, "--kv-profile", "auto")
     assert used.code == 0, used.err
-    types = profile.within(5.0)
+    types = within(profile, 5.0)
     assert used.err_lines[0].startswith(f"KV profile: {types.bits:.4g} bits per value by layer")
     pairs = ["/".join(pair) for pair in types.layers if pair]
     assert json.loads(used.out)["cache"]["layer_types"] == pairs
     assert json.loads(used.out)["cache"]["bytes"] == 256 * types.bytes_per_token
     # a preset takes at most its bits, if that is better than its own pair
     assert set(profile.pairs) == {"q8_0c/q4_1", "q8_0/q4_0", "q3_1c/q3_1"}
-    best = profile.within(6.5)
+    best = within(profile, 6.5)
     for own, wanted in (
         (2 * best.verified, {"layer_types": ["/".join(pair) for pair in best.layers if pair]}),
         (best.verified, {"type_k": "q8_0", "type_v": "q4_0"}),
@@ -83,13 +89,30 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     shutil.copy(measured, beside)
     shutil.move(kept, beside.with_suffix(".kv.json"))
     llm = LLM(beside, kv_profile="auto", kv_bits=6.5, device="cpu", progress=False)
-    assert llm.cache.layer_types == profile.within(6.5).layers
-    assert llm.kv_types == profile.within(6.5)
+    assert llm.cache.layer_types == within(profile, 6.5).layers
+    assert llm.kv_types == within(profile, 6.5)
     with pytest.raises(UsageError, match=r"there is no KV profile of tiny\.gguf"):
         LLM(measured, kv_profile="auto", device="cpu", progress=False)
     other = write_tiny_model(tmp_path / "other.gguf", n_experts=4)
     with pytest.raises(UsageError, match=r"is of another model, tiny \(llama\)"):
         LLM(other, kv_profile=beside.with_suffix(".kv.json"), device="cpu", progress=False)
+
+
+def test_types_are_found_with_a_tail_and_without(program, measured: Path, tmp_path: Path) -> None:
+    """Those by channel only with one; a cache says which it got."""
+    path = tmp_path / "p.json"
+    asked = ("--types", "q8_0,q8_0c", "--bits", "8.5", "--tokens", "200", "-o", path)
+    done = program("calibrate", "-m", measured, *asked)
+    assert done.code == 0, done.err
+    profile = read_profile(path)
+    assert [(one.kv_tail, one.kv_sink) for one in profile.lists] == [(64, 4), (0, 0)]
+    assert profile.lists[1].layers == ((("q8_0", "q8_0"),) * len(profile.layers))
+    rows = [line.split()[:2] for line in done.out.splitlines() if line.startswith("8.500")]
+    assert rows == [["8.500", "0"], ["8.500", "64"]]
+    run = ("complete", "-m", measured, "-p", "ab", "-n", "1", "-c", "256", "--kv-profile", path)
+    for bits, said in (("8.5", "8.5 bits per value by layer, KLD"), ("99", "a tail of 64 tokens")):
+        used = program(*run, "--kv-bits", bits)
+        assert said in used.err_lines[0], used.err
 
 
 def test_a_profile_is_not_for_k_before_rope(program, measured: Path) -> None:
@@ -138,11 +161,12 @@ def test_a_model_is_in_memory_once(
         (("--bits", "5,x"), "error: --bits 5,x: not a list of bits per value"),
         (
             ("--types", "q4_0", "--bits", "5,4"),
-            "error: --bits 4 holds none of the types, the smallest of which has 4.57 with its tail",
-        ),
-        (
-            ("--types", "q4_0", "--bits", "4", "--kv-tail", "0", "--kv-sink", "0"),
             "error: --bits 4 holds none of the types, the smallest of which has 4.5",
+        ),
+        (("--kv-tail", "0,x"), "error: --kv-tail 0,x: not a list of tokens"),
+        (
+            ("--types", "q4_0,q4_1c", "--kv-tail", "0"),
+            "error: --types q4_1c packs 32 tokens together, and --kv-tail 0 measures types that",
         ),
         (("-f", "short.txt"), "error: the text has 3 tokens, too few to measure with"),
         (("-f", "none.txt"), "error: the text none.txt"),
@@ -174,7 +198,7 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     asked = ("--kv-profile", path, "--max-kld", f"{good.verified:.17g}")
     planned = program("plan", measured, *asked, "--json")
     found = json.loads(planned.out)["profile"]
-    assert found["bits"] == profile.below(good.verified).bits  # type: ignore[union-attr]
+    assert found["bits"] == min(one.bits for one in profile.lists if one.verified <= good.verified)
     row = next(one for one in found["lists"] if one["bits"] == good.bits)
     assert row["cache_k"] + row["cache_v"] == 256 * good.bytes_per_token
     assert row["kld_verified"] == good.verified
@@ -193,7 +217,7 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     run = ("-p", "8", "-n", "2", "-r", "1", "-t", "2", "-o", "json")
     bench = program("bench", "-m", measured, *run, "--kv-profile", path)
     assert bench.code == 0, bench.err
-    shown = CacheConfig(layer_types=profile.within(5.0).layers).shown_types
+    shown = CacheConfig(layer_types=within(profile, 5.0).layers).shown_types
     assert {(one["type_k"], one["type_v"]) for one in json.loads(bench.out)} == {shown}
     twice = program("bench", "-m", measured, *run, "--kv-profile", path, "-ctk", "q8_0")
     assert twice.err_lines[0] == "error: --kv-profile names the cache types"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_a_profile(model: Transformer) -> None:
     steps = list[tuple[int, int]]()
     pairs = (("q4_0", "q4_0"), ("q8_0c", "q4_0"))
     budgets = (2.0, 4.5, 5.5, 8.5, 16.0)
-    plan = Plan(TYPES, budgets, n_ctx=200, pairs=pairs, kv_tail=0, kv_sink=0)
+    plan = Plan(TYPES, budgets, n_ctx=200, pairs=pairs, tails=(0,))
     profile = measure(
         model,
         [IDS, IDS[::-1]],
@@ -119,43 +120,52 @@ def test_a_profile(model: Transformer) -> None:
     assert first is not None
     assert set(first.k.kld) == {"q8_0", "q4_0"}
     assert first.k.kld["q4_0"] > first.k.kld["q8_0"] > 0
-    assert profile.within(5.6).bits <= 5.6
-    assert profile.below(1.0) == profile.lists[0]
-    assert profile.below(-1.0) is None
+    assert profile.within(5.6, lambda one: one.bits).bits <= 5.6
 
 
-def test_a_tail_belongs_to_what_is_measured(path: Path, model: Transformer) -> None:
-    """All layers have it while types are measured, budgets count it, and a cache with these types
-    has it, too, unless the user chooses another."""
-    budgets = (5.0, 8.0, 8.5, 8.75, 16.0)
-    plans = [Plan(("f16", "q8_0", "q8_0c"), budgets, n_ctx=200, kv_tail=tail) for tail in (0, 64)]
-    short, long = (measure(model, [IDS], plan, digest="", text="random") for plan in plans)
-    assert (long.kv_tail, long.kv_sink) == (64, 4)
-    for bare, tailed in zip(short.layers, long.layers, strict=True):
-        assert bare is not None
-        assert tailed is not None
-        assert 0 < tailed.k.kld["q8_0"] < bare.k.kld["q8_0"]
-        assert 0 < tailed.v.kld["q8_0"] < bare.v.kld["q8_0"]
-    # q8_0 has 8.5 bits without a tail: only a budget of more has room for it, too
-    first, exact = long.lists
-    layouts = model.config.groups[0]
-    n_exact = 64 + 4 + 31  # the newest, the first, and those of an open group at most
-    assert 8.5 < first.bits <= 8.5 + 16 * n_exact / 16384
-    assert first.bytes_per_token == 3 * layouts.n_kv_heads * (68 + 68) * layouts.key_dim // 64
-    assert (exact.bits, exact.verified) == (16, 0)
-    profile = replace(long, model=model_hash(open_gguf(path)))
-    options = {"device": "cpu", "n_ctx": 256, "progress": False}
-    llm = LLM(path, kv_profile=profile, kv_bits=8.75, **options)
+def test_a_tail_belongs_to_types_that_were_measured_with_it(path: Path, model: Transformer) -> None:
+    """Types are found without a tail and with one, that is counted in a budget, and a cache with
+    these types has it, unless the user chooses another."""
+    plan = Plan(("f16", "q8_0", "q4_0", "q8_0c"), (4.5, 8.5, 16.0), n_ctx=200, tails=(0, 64))
+    profile = replace(
+        measure(model, [IDS], plan, digest="", text="random"), model=model_hash(open_gguf(path))
+    )
+    bare, tailed = ([one for one in profile.lists if one.kv_tail == n] for n in (0, 64))
+    assert list(profile.without_tail) == bare
+    assert [one.kv_sink for one in (*bare, *tailed)] == [0] * 3 + [4] * 3
+    assert [one.bits for one in bare] == [one.bits for one in tailed] == [4.5, 8.5, 16]
+    assert 0 < tailed[0].verified < bare[0].verified
+    assert "q8_0c" not in {name for one in bare for pair in one.layers if pair for name in pair}
+    facts = profile.layers[0]
+    assert facts is not None
+    assert set(facts.k.kld) == {"q8_0", "q4_0", "q8_0c"}
+    alone = (("q4_0", "f16"), *[("f16", "f16")] * 2)
+    chunk = ChunkCosts(model, IDS, CacheConfig(n_ctx=256))
+    assert facts.k.kld["q4_0"] == chunk.divergence(alone) / len(chunk.targets)  # not with the tail
+    options = {"device": "cpu", "n_ctx": 256, "progress": False, "kv_profile": profile}
+    # in a short context a tail of 64 is no small part, so 8.5 bits have no room for it
+    assert LLM(path, kv_bits=8.5, **options).kv_types == bare[1]
+    llm = LLM(path, kv_bits=16 * 4, **{**options, "n_ctx": 512})
+    assert llm.kv_types in (bare[2], tailed[2])  # without any loss
+    assert (llm.cache.kv_tail, llm.cache.kv_sink) == (None, None)
+    only = replace(profile, lists=(tailed[0],))
+    options["kv_profile"] = only
+    with pytest.raises(UsageError, match="at most 5 bits per value here") as error:
+        LLM(path, **options)
+    assert re.fullmatch(r"its smallest take [\d.]+ \(--kv-bits\)", str(error.value.hint))
+    least = float(str(error.value.hint).split()[3])
+    llm = LLM(path, kv_bits=least, **options)
     assert (llm.cache.kv_tail, llm.cache.kv_sink) == (64, 4)
+    layout_bytes = llm.memory.cache_k + llm.memory.cache_v
+    values = 2 * 3 * model.config.groups[0].n_kv_heads * model.config.groups[0].key_dim
+    assert 8 * layout_bytes / 256 / values == pytest.approx(least, abs=1e-3)
     got = llm.logits(IDS[:-1])
     kld = score(got[len(IDS) // 2 :], np.array(IDS[len(IDS) // 2 + 1 :]), _f16(path)).kld.mean()
-    assert kld == pytest.approx(first.verified, rel=1e-3)
-    other = LLM(path, kv_profile=profile, kv_bits=8.75, kv_tail=0, **options)
+    assert kld == pytest.approx(tailed[0].verified, rel=1e-3)
+    other = LLM(path, kv_bits=least, kv_tail=0, **options)
     assert other.cache.kv_tail == 0
     assert [line for line in other.warnings if "a tail of 64, not 0" in line]
     assert not [line for line in llm.warnings if "measured with" in line]
-    plain = LLM(path, kv_profile=profile, kv_bits=16, **options)
-    assert plain.cache.kv_tail is None
 
 
 def _f16(path: Path) -> np.ndarray:

@@ -1,0 +1,35 @@
+"""The bits per value that a cache has after some tokens, with all that it keeps."""
+
+from __future__ import annotations
+
+from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import group_layouts
+from localkv.cache.tail import TAIL_TYPE
+from localkv.config import CacheConfig
+from localkv.formats import FORMATS
+from localkv.memory.kv_bytes import kv_values_per_token
+
+LENGTHS = (1024, 16384)
+"""Tokens of the text that divergences are measured with, and of a long one."""
+
+
+def bits_after(cache: CacheConfig, config: ModelSpec, n_tokens: int) -> float:
+    """Bits per value of K and V when a text has `n_tokens`.
+
+    Counts the packed rows with their scales, the sink, and the tail that the last token reads,
+    whose rows are kept twice if their types pack each by itself. What pages have room for besides
+    is not counted, as it doesn't grow with a text. Layers with a window count as if they had none.
+    """
+    total = 0
+    for layout in group_layouts(cache, config.groups):
+        group, packed = layout.group, layout.packed
+        n_exact = min(n_tokens, packed.first_position)
+        n_packed = n_tokens - n_exact
+        if packed.tail is not None and n_packed:
+            begin = max(packed.first_position, packed.tail.begin(n_tokens - 1))
+            n_exact += n_tokens - begin
+            n_packed = n_packed // packed.tail.group * packed.tail.group
+        dims = group.key_dim, group.value_dim
+        exact_row = sum(FORMATS[TAIL_TYPE].row_bytes(dim) for dim in dims) * group.n_kv_heads
+        total += n_packed * layout.row_bytes + n_exact * exact_row * len(group.layers)
+    return 8 * total / n_tokens / kv_values_per_token(config)
