@@ -13,8 +13,7 @@ from quality_caches import EQUAL_TAIL, FLOATS
 from quality_report import Measured, Report
 from quality_table import MOST_BITS, default_sink, is_auto
 
-from localkv.cli.perplexity_plot import Point, unbeaten
-from localkv.cli.plot_style import (
+from localkv.cli.output.plot_style import (
     BLUE,
     GREEN,
     INK,
@@ -25,6 +24,7 @@ from localkv.cli.plot_style import (
     name_points,
     quiet,
 )
+from localkv.cli.perplexity_plot import Point, unbeaten
 from localkv.formats import KV_FORMATS
 
 SHORT, LONG = LENGTHS

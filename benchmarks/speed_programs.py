@@ -79,7 +79,7 @@ class LocalKV(Session):
 
     def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
         from localkv.cli.complete import complete
-        from localkv.cli.loading import load_llm
+        from localkv.cli.model.loading import load_llm
         from localkv.system.threads import n_threads as threads
 
         type_k, type_v = sides(pair)
@@ -290,7 +290,7 @@ MODULES = {
     "localkv": (
         "localkv.llm",
         "localkv.cli.complete",
-        "localkv.cli.loading",
+        "localkv.cli.model.loading",
         "localkv.kernels.cpu.cpu_backend",
     ),
     "llama.cpp": ("llama_cpp",),

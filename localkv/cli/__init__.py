@@ -10,12 +10,12 @@ from typing import NoReturn
 
 import click
 
-from localkv.cli.command import Group
-from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
-from localkv.cli.interrupts import end_unseen
 from localkv.cli.options import version_option
-from localkv.cli.standard_streams import prepare_streams
-from localkv.cli.terminal import guard_streams
+from localkv.cli.output.terminal import guard_streams
+from localkv.cli.parsing.command import Group
+from localkv.cli.process.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
+from localkv.cli.process.interrupts import end_unseen
+from localkv.cli.process.standard_streams import prepare_streams
 from localkv.system.bus_errors import end_cleanly
 from localkv.system.limits import spare_threads
 
@@ -99,7 +99,7 @@ def main() -> NoReturn:
     end_cleanly()
     spare_threads()
     if instruction := os.environ.get("_LOCALKV_COMPLETE"):
-        from localkv.cli.completion import answer_shell
+        from localkv.cli.parsing.completion import answer_shell
 
         sys.exit(answer_shell(cli, instruction))
     guard_streams()

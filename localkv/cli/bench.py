@@ -20,20 +20,20 @@ from localkv.cli.bench_parallel import ParallelTable, parallel_tests, shared_fla
 from localkv.cli.bench_plot import check_bench_plot, plot
 from localkv.cli.bench_profile import with_profile
 from localkv.cli.bench_tables import FORMATS, make_table
-from localkv.cli.cache_pairs import fitting_pairs
-from localkv.cli.command import Command
-from localkv.cli.completion import model_values
-from localkv.cli.failure import INTERRUPTED
-from localkv.cli.loading_options import loading_options, window_settings
-from localkv.cli.messages import note, say, warn
-from localkv.cli.model_file import model_file
-from localkv.cli.option_types import FILE, Whole
+from localkv.cli.model.file import model_file
 from localkv.cli.options import flag, model_options, option
-from localkv.cli.placement_options import NAMES as _PLACEMENT
-from localkv.cli.placement_options import placement_arguments
-from localkv.cli.preset_choice import say_preset
-from localkv.cli.progress_line import ProgressLine
-from localkv.cli.text_output import TextOutput
+from localkv.cli.options.cache_pairs import fitting_pairs
+from localkv.cli.options.loading import loading_options, window_settings
+from localkv.cli.options.placement import NAMES as _PLACEMENT
+from localkv.cli.options.placement import placement_arguments
+from localkv.cli.options.preset import say_preset
+from localkv.cli.output.messages import note, say, warn
+from localkv.cli.output.progress_line import ProgressLine
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.completion import model_values
+from localkv.cli.parsing.option_types import FILE, Whole
+from localkv.cli.process.failure import INTERRUPTED
 from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
 from localkv.system.limits import before_model

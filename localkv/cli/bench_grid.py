@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from localkv.bench.grid import Grid, int_range, prompt_and_generation
-from localkv.cli.cache_pairs import parse_pairs, require_cache_type
 from localkv.cli.options import (
     DEFAULT_BATCH,
     DEFAULT_LOGICAL_BATCH,
@@ -17,7 +16,8 @@ from localkv.cli.options import (
     option,
     preset_option,
 )
-from localkv.cli.preset_choice import preset_or_given
+from localkv.cli.options.cache_pairs import parse_pairs, require_cache_type
+from localkv.cli.options.preset import preset_or_given
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localkv.bench.grid import Grid
-from localkv.cli.messages import note
-from localkv.cli.picture_file import check_plot, save
-from localkv.cli.plot_style import (
+from localkv.cli.output.messages import note
+from localkv.cli.output.picture_file import check_plot, save
+from localkv.cli.output.plot_style import (
     COLOURS,
     INK,
     MARKERS,

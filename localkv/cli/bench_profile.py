@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cli.messages import say, warn
-from localkv.cli.profile_options import preset_bits
+from localkv.cli.options.profile import preset_bits
+from localkv.cli.output.messages import say, warn
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

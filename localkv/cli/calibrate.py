@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cache.tail import DEFAULT_TAIL
-from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.cli.calibrate_report import report, report_lines
-from localkv.cli.command import Command
-from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.loading_options import loading_options, unoffered_values
-from localkv.cli.messages import note, warn
-from localkv.cli.model_file import named_or_shipped
-from localkv.cli.option_types import Whole
+from localkv.cli.model.file import named_or_shipped
+from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.options import json_option, option
-from localkv.cli.picture_file import check_plot
-from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.text_output import TextOutput, check_writable
+from localkv.cli.options.cache_pairs import require_cache_type
+from localkv.cli.options.loading import loading_options, unoffered_values
+from localkv.cli.output.messages import note, warn
+from localkv.cli.output.picture_file import check_plot
+from localkv.cli.output.text_output import TextOutput, check_writable
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.prompt import read_file, without_final_newline
 from localkv.config import MOST_EXACT
 from localkv.errors import UsageError, counted, printable
 from localkv.formats import KV_FORMATS
@@ -116,8 +116,8 @@ def _run(
         else:
             out.write("\n".join([*report_lines(profile), "", _saved(path, output, progress)]))
     if plot_file is not None:
-        from localkv.cli.kv_plot import draw
-        from localkv.cli.kv_view import of_profile
+        from localkv.cli.kv.plot import draw
+        from localkv.cli.kv.view import of_profile
 
         draw(of_profile(profile), plot_file)
 

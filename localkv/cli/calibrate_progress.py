@@ -8,8 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-from localkv.cli.messages import say
-from localkv.cli.progress_line import ProgressLine
+from localkv.cli.output.messages import say
+from localkv.cli.output.progress_line import ProgressLine
 
 BEFORE_ESTIMATE = 40
 """Steps before time is estimated: with the first ones kernels of all types are compiled."""

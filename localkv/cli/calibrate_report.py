@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.table import table
+from localkv.cli.output.table import table
 from localkv.errors import counted, printable
 
 if TYPE_CHECKING:

@@ -10,19 +10,19 @@ from typing import Any
 import click
 
 from localkv.cache.scales import read_kv_scales, require_scales
-from localkv.cli.chat_options import chat_arguments, chat_options
-from localkv.cli.command import Command
-from localkv.cli.escapes import unescape
-from localkv.cli.length_options import length_options
-from localkv.cli.loading_options import asked_types, loading_arguments, loading_options
-from localkv.cli.messages import note
-from localkv.cli.model_file import model_file, named_or_shipped
+from localkv.cli.model.file import model_file, named_or_shipped
 from localkv.cli.options import escape_option, flag, option
-from localkv.cli.preset_choice import say_preset
-from localkv.cli.profile_options import profile_arguments
-from localkv.cli.prompt import read_file
-from localkv.cli.sampling_options import sampling_options, sampling_params
-from localkv.cli.speculation_options import speculation_arguments, speculation_options
+from localkv.cli.options.chat import chat_arguments, chat_options
+from localkv.cli.options.length import length_options
+from localkv.cli.options.loading import asked_types, loading_arguments, loading_options
+from localkv.cli.options.preset import say_preset
+from localkv.cli.options.profile import profile_arguments
+from localkv.cli.options.sampling import sampling_options, sampling_params
+from localkv.cli.options.speculation import speculation_arguments, speculation_options
+from localkv.cli.output.messages import note
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.prompt import read_file
 from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
 from localkv.system.threads import default_threads

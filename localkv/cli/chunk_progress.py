@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from localkv.cli.progress_line import ProgressLine
+from localkv.cli.output.progress_line import ProgressLine
 
 
 class ChunkProgress(ProgressLine):

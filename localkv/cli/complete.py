@@ -10,25 +10,25 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.chat_options import chat_arguments, uses_chat_options
-from localkv.cli.command import Command
 from localkv.cli.complete_options import OUTPUT_OPTIONS, PROMPT_OPTIONS
 from localkv.cli.complete_prompt import prompt_text
 from localkv.cli.complete_report import report_json, stats_lines, summary_lines
-from localkv.cli.escapes import unescape
-from localkv.cli.failure import INTERRUPTED
-from localkv.cli.grammar_options import grammar_of_options, grammar_options
-from localkv.cli.length_options import length_options
-from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.loading_options import loading_options
-from localkv.cli.memory_report import memory_line
-from localkv.cli.messages import note, say, warn
-from localkv.cli.model_file import named_or_shipped
-from localkv.cli.prompt import read_file
-from localkv.cli.sampling_options import sampling_options, sampling_params
-from localkv.cli.speculation_options import speculation_options
-from localkv.cli.state_options import SavedStates, state_options
-from localkv.cli.text_output import TextOutput
+from localkv.cli.model.file import named_or_shipped
+from localkv.cli.model.loading import all_warnings, load_llm
+from localkv.cli.model.memory import memory_line
+from localkv.cli.options.chat import chat_arguments, uses_chat_options
+from localkv.cli.options.grammar import grammar_of_options, grammar_options
+from localkv.cli.options.length import length_options
+from localkv.cli.options.loading import loading_options
+from localkv.cli.options.sampling import sampling_options, sampling_params
+from localkv.cli.options.speculation import speculation_options
+from localkv.cli.options.state import SavedStates, state_options
+from localkv.cli.output.messages import note, say, warn
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.prompt import read_file
+from localkv.cli.process.failure import INTERRUPTED
 from localkv.cli.waited import Waited
 from localkv.errors import UsageError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
-from localkv.cli.escapes import unescape
-from localkv.cli.prompt import read_file, read_stdin, without_final_newline
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.prompt import read_file, read_stdin, without_final_newline
 from localkv.errors import UsageError
 
 STDIN = "{stdin}"

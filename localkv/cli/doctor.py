@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localkv.cli.command import Command
-from localkv.cli.messages import one_line
 from localkv.cli.options import json_option
-from localkv.cli.terminal import OwnText
+from localkv.cli.output.messages import one_line
+from localkv.cli.output.terminal import OwnText
+from localkv.cli.parsing.command import Command
 
 if TYPE_CHECKING:
     from localkv.doctor.finding import Finding

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from localkv.cli.config_file import config_defaults, config_path
-from localkv.cli.messages import did_you_mean, one_line
+from localkv.cli.output.messages import did_you_mean, one_line
+from localkv.cli.parsing.config_file import config_defaults, config_path
 from localkv.doctor.finding import Check, Finding
 from localkv.errors import LocalKVError
 

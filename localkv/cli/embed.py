@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cli.command import Command
-from localkv.cli.escapes import unescape
-from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.loading_options import loading_options
-from localkv.cli.memory_report import memory_line
-from localkv.cli.messages import say, warn
-from localkv.cli.model_file import check_model_is_named
-from localkv.cli.option_types import Whole
+from localkv.cli.model.file import check_model_is_named
+from localkv.cli.model.loading import all_warnings, load_llm
+from localkv.cli.model.memory import memory_line
 from localkv.cli.options import escape_option, flag, option
-from localkv.cli.prompt import read_file, read_stdin, without_final_newline
-from localkv.cli.text_output import TextOutput
+from localkv.cli.options.loading import loading_options
+from localkv.cli.output.messages import say, warn
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.prompt import read_file, read_stdin, without_final_newline
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

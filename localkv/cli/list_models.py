@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cli.command import Command
-from localkv.cli.messages import one_line, warn
 from localkv.cli.options import flag, json_option
-from localkv.cli.table import table
+from localkv.cli.output.messages import one_line, warn
+from localkv.cli.output.table import table
+from localkv.cli.parsing.command import Command
 from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:

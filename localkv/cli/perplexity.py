@@ -14,15 +14,18 @@ from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
-from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.chunk_progress import ChunkProgress
-from localkv.cli.command import Command
-from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.loading_options import loading_options
-from localkv.cli.messages import warn
-from localkv.cli.model_file import check_model_is_named
-from localkv.cli.option_types import Whole
+from localkv.cli.model.file import check_model_is_named
+from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.options import flag, json_option, option
+from localkv.cli.options.cache_pairs import fitting_pairs, parse_pairs
+from localkv.cli.options.loading import loading_options
+from localkv.cli.output.messages import warn
+from localkv.cli.output.picture_file import check_plot
+from localkv.cli.output.text_output import TextOutput, check_writable
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.prompt import read_file, without_final_newline
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_calibrate import calibrate_kv
 from localkv.cli.perplexity_needle import find_needles
@@ -33,9 +36,6 @@ from localkv.cli.perplexity_report import (
     sweep_lines,
     to_json,
 )
-from localkv.cli.picture_file import check_plot
-from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localkv.cli.text_output import check_writable
+from localkv.cli.output.text_output import check_writable
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cache.scales import write_kv_scales
 from localkv.cli.chunk_progress import ChunkProgress
+from localkv.cli.output.text_output import TextOutput
 from localkv.cli.perplexity_report import identity
-from localkv.cli.text_output import TextOutput
 from localkv.errors import counted
 
 if TYPE_CHECKING:

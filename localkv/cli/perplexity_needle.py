@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from localkv.cli.chunk_progress import ChunkProgress
+from localkv.cli.output.table import table
+from localkv.cli.output.text_output import TextOutput
 from localkv.cli.perplexity_report import identity, types_json
-from localkv.cli.table import table
-from localkv.cli.text_output import TextOutput
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig

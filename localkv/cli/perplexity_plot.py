@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localkv.cli.messages import note
-from localkv.cli.perplexity_report import CacheResult
-from localkv.cli.picture_file import save
-from localkv.cli.plot_style import (
+from localkv.cli.output.messages import note
+from localkv.cli.output.picture_file import save
+from localkv.cli.output.plot_style import (
     INK,
     MIXED,
     MUTED,
@@ -19,6 +18,7 @@ from localkv.cli.plot_style import (
     quiet,
     title,
 )
+from localkv.cli.perplexity_report import CacheResult
 from localkv.errors import counted
 
 if TYPE_CHECKING:

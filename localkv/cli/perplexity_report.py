@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.loading import all_warnings
-from localkv.cli.table import table
+from localkv.cli.model.loading import all_warnings
+from localkv.cli.output.table import table
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cli.cache_pairs import require_cache_type
-from localkv.cli.command import Command
-from localkv.cli.ladder_options import ladder_arguments, ladder_options
-from localkv.cli.loading_options import given_threads, window_options, window_settings
-from localkv.cli.messages import warn
-from localkv.cli.option_types import Whole, byte_size_of
 from localkv.cli.options import (
     compute_options,
     context_option,
@@ -25,6 +19,15 @@ from localkv.cli.options import (
     option,
     preset_option,
 )
+from localkv.cli.options.cache_pairs import require_cache_type
+from localkv.cli.options.ladder import ladder_arguments, ladder_options
+from localkv.cli.options.loading import given_threads, window_options, window_settings
+from localkv.cli.options.preset import preset_or_given, say_preset
+from localkv.cli.options.profile import profile_option
+from localkv.cli.options.speculation import draft_model_options
+from localkv.cli.output.messages import warn
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.option_types import Whole, byte_size_of
 from localkv.cli.plan_profile import (
     asked_profile,
     max_kld_option,
@@ -32,9 +35,6 @@ from localkv.cli.plan_profile import (
     smoothed_memory,
 )
 from localkv.cli.planned_model import header_model, model_flags, synthetic_model, with_draft
-from localkv.cli.preset_choice import preset_or_given, say_preset
-from localkv.cli.profile_options import profile_option
-from localkv.cli.speculation_options import draft_model_options
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.system.threads import default_threads
@@ -103,7 +103,7 @@ def _run(
     from localkv.memory.plan import ModelMemory
 
     if plot_file is not None:
-        from localkv.cli.picture_file import check_plot
+        from localkv.cli.output.picture_file import check_plot
 
         check_plot(plot_file)
     say_preset(values, why=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cache.ladder import LadderSizes, ladder_text
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_layouts, ladder_layout
-from localkv.cli.table import table
+from localkv.cli.output.table import table
 from localkv.errors import byte_size
 from localkv.memory.scratch import repack_bytes
 
@@ -128,8 +128,8 @@ def draw(plan: LadderPlan, path: str) -> None:
     """Write the picture: the bytes of each pair of types over the length of a text, stacked."""
     from matplotlib.figure import Figure
 
-    from localkv.cli.picture_file import save
-    from localkv.cli.plot_style import COLOURS, MUTED, quiet, title, token_ticks
+    from localkv.cli.output.picture_file import save
+    from localkv.cli.output.plot_style import COLOURS, MUTED, quiet, title, token_ticks
 
     assert plan.cache.kv_budget is not None
     unit, factor = ("GiB", 1 << 30) if plan.cache.kv_budget >= 1 << 30 else ("MiB", 1 << 20)

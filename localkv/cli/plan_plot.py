@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localkv.cli.picture_file import save
-from localkv.cli.plot_style import COLOURS, MUTED, name_ends, quiet, title, token_ticks
+from localkv.cli.output.picture_file import save
+from localkv.cli.output.plot_style import COLOURS, MUTED, name_ends, quiet, title, token_ticks
 from localkv.memory.kv_bytes import context_bytes
 
 if TYPE_CHECKING:

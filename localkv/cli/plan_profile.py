@@ -16,9 +16,9 @@ from localkv.cache.layer_types import in_words
 from localkv.cache.layout import group_layouts
 from localkv.cache.profiled import with_profile_types
 from localkv.cache.row_counts import bytes_of, read_rows
-from localkv.cli.messages import note
 from localkv.cli.options import option
-from localkv.cli.table import table
+from localkv.cli.output.messages import note
+from localkv.cli.output.table import table
 from localkv.errors import UsageError, byte_size, printable
 
 if TYPE_CHECKING:

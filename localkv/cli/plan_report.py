@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.cache_checks import keeps_latents
-from localkv.cli.memory_report import memory_json
-from localkv.cli.messages import one_line
+from localkv.cli.model.memory import memory_json
 from localkv.cli.options import DEFAULT_BATCH
-from localkv.cli.table import table
+from localkv.cli.output.messages import one_line
+from localkv.cli.output.table import table
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.context import beyond_training

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.messages import warn
-from localkv.cli.model_file import model_header
+from localkv.cli.model.file import model_header
+from localkv.cli.output.messages import warn
 from localkv.errors import LocalKVError, UsageError
 
 if TYPE_CHECKING:

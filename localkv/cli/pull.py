@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from localkv.cli.command import Command
-from localkv.cli.download import fetched
-from localkv.cli.messages import note
+from localkv.cli.model.download import fetched
 from localkv.cli.options import hf_file_option, reference_argument
-from localkv.cli.text_output import TextOutput
+from localkv.cli.output.messages import note
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
 
 
 def _run(*, reference: str, hf_file: str | None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from localkv.cli.command import Command
-from localkv.cli.messages import one_line, say
 from localkv.cli.options import flag, hf_file_option, reference_argument
+from localkv.cli.output.messages import one_line, say
+from localkv.cli.parsing.command import Command
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:

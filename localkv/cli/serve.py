@@ -11,16 +11,16 @@ from typing import Any
 import click
 import uvloop
 
-from localkv.cli.command import Command
-from localkv.cli.loading_options import loading_arguments, loading_options
-from localkv.cli.messages import note
-from localkv.cli.model_file import model_file, named_or_shipped
-from localkv.cli.preset_choice import say_preset
-from localkv.cli.profile_options import profile_arguments
-from localkv.cli.prompt import read_file
-from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.cli.model.file import model_file, named_or_shipped
+from localkv.cli.options.loading import loading_arguments, loading_options
+from localkv.cli.options.preset import say_preset
+from localkv.cli.options.profile import profile_arguments
+from localkv.cli.options.sampling import sampling_options, sampling_params
+from localkv.cli.options.speculation import speculation_arguments, speculation_options
+from localkv.cli.output.messages import note
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.prompt import read_file
 from localkv.cli.serve_options import SERVER_OPTIONS
-from localkv.cli.speculation_options import speculation_arguments, speculation_options
 from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.system.terminal_text import visible

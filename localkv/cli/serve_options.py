@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localkv.cli.option_types import Whole, byte_size_of
 from localkv.cli.options import flag, option
+from localkv.cli.parsing.option_types import Whole, byte_size_of
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.server.settings import REASONING, REASONING_FORMATS
 

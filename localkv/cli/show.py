@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cli.command import Command
-from localkv.cli.messages import one_line
+from localkv.cli.model.file import model_file
 from localkv.cli.model_facts import model_facts, model_rows
-from localkv.cli.model_file import model_file
 from localkv.cli.options import (
     DEFAULT_BATCH,
     file_argument,
@@ -22,9 +20,11 @@ from localkv.cli.options import (
     model_options,
     raw_option,
 )
+from localkv.cli.output.messages import one_line
+from localkv.cli.output.table import table
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
 from localkv.cli.show_kv import check_alone, kv_options, show_kv
-from localkv.cli.table import table
-from localkv.cli.text_output import TextOutput
 from localkv.errors import ModelFileError, UsageError, byte_size
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cli.escapes import unescape
-from localkv.cli.kv_view import KVView, Shift, describe, lines, of_profile, require_rows
-from localkv.cli.loading_options import loading_options, unoffered_values
-from localkv.cli.messages import note, warn
-from localkv.cli.model_file import model_file
-from localkv.cli.option_types import Whole
+from localkv.cli.kv.view import KVView, Shift, describe, lines, of_profile, require_rows
+from localkv.cli.model.file import model_file
 from localkv.cli.options import escape_option, flag, option
-from localkv.cli.picture_file import check_plot
-from localkv.cli.progress_line import ProgressLine
-from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.text_output import TextOutput
+from localkv.cli.options.loading import loading_options, unoffered_values
+from localkv.cli.output.messages import note, warn
+from localkv.cli.output.picture_file import check_plot
+from localkv.cli.output.progress_line import ProgressLine
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.prompt import read_file, without_final_newline
 from localkv.errors import UsageError, counted, printable
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def show_kv(
         else:
             out.write("\n".join(lines(view)))
     if plot_file is not None:
-        from localkv.cli.kv_plot import draw
+        from localkv.cli.kv.plot import draw
 
         draw(view, plot_file)
 
@@ -175,7 +175,7 @@ def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]
 
 
 def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) -> KVView:
-    from localkv.cli.loading import all_warnings, load_llm
+    from localkv.cli.model.loading import all_warnings, load_llm
 
     llm = load_llm({**unoffered_values((*_USED, *_NAMES)), **values})
     for line in all_warnings(llm):

@@ -7,11 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.command import Command
-from localkv.cli.escapes import unescape
-from localkv.cli.messages import escaped, warn
-from localkv.cli.model_file import check_model_is_named, model_file
-from localkv.cli.option_types import TEXT
+from localkv.cli.model.file import check_model_is_named, model_file
 from localkv.cli.options import (
     escape_option,
     flag,
@@ -21,9 +17,13 @@ from localkv.cli.options import (
     override_pre_option,
     raw_option,
 )
-from localkv.cli.parameters import Argument
-from localkv.cli.prompt import read_file, read_stdin
-from localkv.cli.text_output import TextOutput
+from localkv.cli.output.messages import escaped, warn
+from localkv.cli.output.text_output import TextOutput
+from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.option_types import TEXT
+from localkv.cli.parsing.parameters import Argument
+from localkv.cli.parsing.prompt import read_file, read_stdin
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

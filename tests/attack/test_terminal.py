@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from localkv.cli import COMMANDS
-from localkv.cli.terminal import OwnText, Terminal, guarded
+from localkv.cli.output.terminal import OwnText, Terminal, guarded
 from localkv.system.terminal_text import visible, without_controls
 from support.attack.hostile_texts import (
     EVERYTHING,
@@ -349,7 +349,7 @@ def test_nothing_gets_past_it() -> None:
     source = ROOT / "localkv"
     found = {
         path.name
-        for path in (*source.glob("cli/*.py"), *source.glob("tui/**/*.py"), *source.glob("*.py"))
+        for path in (*source.glob("cli/**/*.py"), *source.glob("tui/**/*.py"), *source.glob("*.py"))
         if around.search(path.read_text())
     }
     assert found <= {"terminal.py", "text_output.py", "download.py"}

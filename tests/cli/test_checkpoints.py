@@ -38,7 +38,7 @@ def test_plan_and_show_count_states(program: Any, file: Path) -> None:
 
 def test_the_memory_line_counts_states(file: Path) -> None:
     from localkv import LLM
-    from localkv.cli.memory_report import memory_line
+    from localkv.cli.model.memory import memory_line
 
     llm = LLM(file, device="cpu", n_ctx=256, ctx_checkpoints=2, checkpoint_min_step=16)
     n_bytes = llm.engine.cache.states.n_bytes

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from localkv.cli import COMMANDS, cli
-from localkv.cli.arguments import check_arguments
-from localkv.cli.command import Command
+from localkv.cli.parsing.arguments import check_arguments
+from localkv.cli.parsing.command import Command
 from support.program import Program, on_terminal
 
 LONG = ("chat", "complete", "perplexity", "bench", "plan")

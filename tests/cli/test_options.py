@@ -9,10 +9,10 @@ import click
 import pytest
 
 from localkv.cli import COMMANDS, cli
-from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
-from localkv.cli.foreign_commands import FOREIGN_COMMANDS
-from localkv.cli.foreign_flags import BY_COMMAND, BY_NAME, FOREIGN_FLAGS, foreign_flag
+from localkv.cli.parsing.arguments import check_arguments
+from localkv.cli.parsing.foreign_commands import FOREIGN_COMMANDS
+from localkv.cli.parsing.foreign_flags import BY_COMMAND, BY_NAME, FOREIGN_FLAGS, foreign_flag
 from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from localkv.cli.plot_style import COLOURS, apart, ink, name_points, token_ticks
+from localkv.cli.output.plot_style import COLOURS, apart, ink, name_points, token_ticks
 
 
 def test_labels_keep_apart() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.cli.model_file import named_or_shipped
+from localkv.cli.model.file import named_or_shipped
 from localkv.loader import shipped_model
 from support.paths import MODELS
 

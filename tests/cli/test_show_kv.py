@@ -13,7 +13,7 @@ import pytest
 
 from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, packed_ranges
 from localkv.cache.profile_file import read_profile, write_profile
-from localkv.cli.kv_view import KVView, Run, Shift, of_profile, outlier_runs, require_rows
+from localkv.cli.kv.view import KVView, Run, Shift, of_profile, outlier_runs, require_rows
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
@@ -102,7 +102,7 @@ def test_planted_channels_are_named(program: Program, tiny_model: Path, twin: Pa
 def test_layers_of_different_widths() -> None:
     """A layer with fewer heads, or with latents beside short rotated keys, leaves cells empty."""
     pytest.importorskip("matplotlib")
-    from localkv.cli.kv_plot import figure
+    from localkv.cli.kv.plot import figure
 
     layers = (
         LayerFacts(side(1, 96, {(0, 90): 50.0}), side(1, 32, {})),
@@ -142,7 +142,7 @@ def a_view() -> KVView:
 @pytest.fixture(scope="module")
 def picture() -> tuple[KVView, Figure]:
     pytest.importorskip("matplotlib")
-    from localkv.cli.kv_plot import figure
+    from localkv.cli.kv.plot import figure
 
     view = a_view()
     return view, figure(view)
@@ -195,7 +195,7 @@ def test_a_profile_is_drawn_without_a_model(
     program: Program, profile_file: Path, tmp_path: Path
 ) -> None:
     image = pytest.importorskip("PIL.Image")
-    from localkv.cli.kv_plot import WIDTH
+    from localkv.cli.kv.plot import WIDTH
 
     png, svg = tmp_path / "kv.png", tmp_path / "kv.SVG"
     done = program("show", profile_file, "--kv", "--plot", png)

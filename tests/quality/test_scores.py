@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from localkv import LLM
-from localkv.cli.cache_pairs import fitting_pairs
+from localkv.cli.options.cache_pairs import fitting_pairs
 from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.engine.token_scores import TokenScores, score

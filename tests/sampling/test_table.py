@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from localkv.cli.complete import complete
-from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.cli.options.sampling import sampling_options, sampling_params
 from localkv.errors import UsageError
 from localkv.kernels.gpu.device_draw import ON_DEVICE, device_draw
 from localkv.sampling import samplers

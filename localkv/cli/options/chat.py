@@ -1,0 +1,127 @@
+"""The options that a chat template is rendered with: llama.cpp's names where it has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import click
+
+from localkv.cli.options import option
+from localkv.cli.parsing.escapes import unescape
+from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.prompt import read_file
+from localkv.errors import UsageError
+
+_NAMES = ("chat_template_kwargs", "think", "prefill", "tools", "reasoning_budget")
+
+
+def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
+    """The options; `chat_arguments` reads them.
+
+    Args:
+        panel: their heading in the help.
+        implied: the end of each option's help.
+    """
+    return [
+        option(
+            "--think/--no-think",
+            panel=panel,
+            type=bool,
+            default=None,
+            help="Let the model reason before it answers, or not: the template's variable "
+            f"enable_thinking, which Qwen3's family reads{implied}.",
+        ),
+        option(
+            "--reasoning-budget",
+            panel=panel,
+            llama_env="THINK_BUDGET",
+            type=Whole(-1),
+            metavar="N",
+            help="Most tokens of reasoning at the start of an answer; then its end is put there, "
+            f"and the answer goes on. -1 for no limit, 0 for none{implied}.",
+        ),
+        option(
+            "--prefill",
+            panel=panel,
+            metavar="TEXT",
+            help=f"The answer begins with this text{implied}.",
+        ),
+        option(
+            "--tools",
+            panel=panel,
+            metavar="FILE",
+            help="A JSON list of the tools that the model is told of, as OpenAI's API takes it"
+            f"{implied}.",
+        ),
+        option(
+            "--chat-template-kwargs",
+            panel=panel,
+            llama_env="CHAT_TEMPLATE_KWARGS",
+            metavar="JSON",
+            help="More variables for the chat template, an object such as "
+            f'{{"reasoning_effort": "high"}}{implied}.',
+        ),
+    ]
+
+
+def uses_chat_options(values: Mapping[str, Any]) -> bool:
+    """Whether one of the options is given."""
+    return any(values[name] is not None for name in _NAMES)
+
+
+def chat_arguments(values: Mapping[str, Any], *, escape: bool) -> dict[str, Any]:
+    """The arguments of `LLM.chat_prompt` that the values of `chat_options` stand for.
+
+    Raises:
+        UsageError: JSON is malformed, or of the wrong kind; the file can't be read.
+    """
+    kwargs, tools, prefill = (values[name] for name in ("chat_template_kwargs", "tools", "prefill"))
+    variables: Any = {}
+    if kwargs is not None:
+        variables = _parsed(kwargs, "--chat-template-kwargs")
+        if not isinstance(variables, dict):
+            _refuse("--chat-template-kwargs", "an object", variables)
+    listed: Any = []
+    if tools is not None:
+        listed = _parsed(read_file(tools, "--tools"), f"--tools {tools}")
+        if not isinstance(listed, list):
+            _refuse(f"--tools {tools}", "a list", listed)
+        for number, tool in enumerate(listed):
+            if not isinstance(tool, dict):
+                _refuse(f"--tools {tools}, [{number}]", "an object", tool)
+    return {
+        "template_kwargs": variables,
+        "tools": listed,
+        "enable_thinking": values["think"],
+        "reasoning_budget": values["reasoning_budget"],
+        "prefill": unescape(prefill) if prefill is not None and escape else prefill or "",
+    }
+
+
+def _parsed(text: str, what: str) -> object:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = (
+            f"line {error.lineno}, column {error.colno}"
+            if "\n" in text
+            else f"column {error.colno}"
+        )
+        raise UsageError(f"{what} is not JSON: {error.msg} at {where}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{what} is not JSON: {reason}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+
+
+def _refuse(what: str, wanted: str, value: object) -> NoReturn:
+    got = "null" if value is None else _KINDS.get(type(value), "a number")
+    raise UsageError(f"{what} must be {wanted}, not {got}")

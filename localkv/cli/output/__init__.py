@@ -1,0 +1,1 @@
+"""What commands write: results, messages, tables, progress and pictures."""

@@ -1,0 +1,1 @@
+"""What a shell may do to the process: streams, Ctrl-C, and exit codes."""
