@@ -24,7 +24,7 @@ from localkv.cli.output.plot_style import (
     name_points,
     quiet,
 )
-from localkv.cli.perplexity_plot import Point, unbeaten
+from localkv.cli.perplexity.plot import Point, unbeaten
 from localkv.formats import KV_FORMATS
 
 SHORT, LONG = LENGTHS

@@ -78,7 +78,7 @@ class LocalKV(Session):
     """With the defaults of `localkv complete`, loaded as that loads it."""
 
     def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
-        from localkv.cli.complete import complete
+        from localkv.cli.complete.command import complete
         from localkv.cli.model.loading import load_llm
         from localkv.system.threads import n_threads as threads
 
@@ -289,7 +289,7 @@ SESSIONS: dict[str, type[Session]] = {"localkv": LocalKV, "llama.cpp": LlamaCpp}
 MODULES = {
     "localkv": (
         "localkv.llm",
-        "localkv.cli.complete",
+        "localkv.cli.complete.command",
         "localkv.cli.model.loading",
         "localkv.kernels.cpu.cpu_backend",
     ),

@@ -23,23 +23,26 @@ __all__ = ["cli", "main", "run"]
 
 COMMANDS = {
     "chat": ("localkv.cli.chat", "Talk with a model."),
-    "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
-    "serve": ("localkv.cli.serve", "Serve a model over HTTP."),
+    "complete": ("localkv.cli.complete.command", "Continue a prompt, or answer it."),
+    "serve": ("localkv.cli.serve.command", "Serve a model over HTTP."),
     "embed": ("localkv.cli.embed", "Turn texts into vectors."),
-    "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
-    "bench": ("localkv.cli.bench", "Measure how fast a model runs."),
-    "plan": ("localkv.cli.plan", "Say what fits in memory."),
+    "perplexity": (
+        "localkv.cli.perplexity.command",
+        "Measure how well a cache type predicts a text.",
+    ),
+    "bench": ("localkv.cli.bench.command", "Measure how fast a model runs."),
+    "plan": ("localkv.cli.plan.command", "Say what fits in memory."),
     "calibrate": (
-        "localkv.cli.calibrate",
+        "localkv.cli.calibrate.command",
         "Measure which layers need which cache types.",
     ),
-    "show": ("localkv.cli.show", "Show what is in a model file."),
+    "show": ("localkv.cli.show.command", "Show what is in a model file."),
     "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.cli.tokenize", "Turn token ids into text."),
     "pull": ("localkv.cli.pull", "Fetch a model from Hugging Face."),
     "list": ("localkv.cli.list_models:list_models", "List the models on this machine."),
     "rm": ("localkv.cli.rm", "Delete a fetched model."),
-    "doctor": ("localkv.cli.doctor", "Check that this machine can run models."),
+    "doctor": ("localkv.cli.doctor.command", "Check that this machine can run models."),
 }
 """Command -> the module that holds it under the same name, or MODULE:NAME, and its summary."""
 

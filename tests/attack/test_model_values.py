@@ -29,7 +29,7 @@ SECONDS = 20.0
 
 def use(path: Path, kind: str) -> None:
     """Everything that reads a header, and some steps of the model; their results are numbers."""
-    from localkv.cli.show import describe, lines
+    from localkv.cli.show.command import describe, lines
     from localkv.llm import LLM
 
     gguf = open_gguf(path)

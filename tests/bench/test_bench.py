@@ -26,8 +26,8 @@ from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.cli import bench_plot
-from localkv.cli.bench_plot import fit, series
+from localkv.cli.bench import plot as bench_plot
+from localkv.cli.bench.plot import fit, series
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
 from localkv.errors import UsageError

@@ -16,7 +16,7 @@ import localkv.loader.weights as weights_module
 from localkv import LLM
 from localkv.cache.profile import KVProfile, TypeList
 from localkv.cache.profile_file import read_profile, write_profile
-from localkv.cli.calibrate_progress import CalibrateProgress
+from localkv.cli.calibrate.progress import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from support.tiny_model import write_tiny_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.cli import waited
+from localkv.cli.complete import waited
 from localkv.cli.parsing.escapes import unescape
 from localkv.errors import ContextOverflowError, UsageError
 from support import tiny_model as tiny
@@ -60,7 +60,7 @@ def test_stdin_that_is_not_asked_for(
     path = tmp_path / "prompt.txt"
     path.write_text("{stdin}")
     monkeypatch.setattr("localkv.cli.parsing.prompt.read_stdin", read_stdin)
-    monkeypatch.setattr("localkv.cli.complete_prompt.read_stdin", read_stdin)
+    monkeypatch.setattr("localkv.cli.complete.prompt.read_stdin", read_stdin)
     argv = [path if word == "FILE" else word for word in argv]
     assert program("complete", "-m", model, *argv, stdin=TEXT).code == 0
     assert llm.asked["prompt"] == prompt

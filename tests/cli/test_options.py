@@ -9,7 +9,7 @@ import click
 import pytest
 
 from localkv.cli import COMMANDS, cli
-from localkv.cli.complete import complete
+from localkv.cli.complete.command import complete
 from localkv.cli.parsing.arguments import check_arguments
 from localkv.cli.parsing.foreign_commands import FOREIGN_COMMANDS
 from localkv.cli.parsing.foreign_flags import BY_COMMAND, BY_NAME, FOREIGN_FLAGS, foreign_flag

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import yaml
 
-from localkv.cli import serve_options
+from localkv.cli.serve import options as serve_options
 from localkv.server.client_config import CLIENTS
 from support.paths import MODELS
 from support.program import Program

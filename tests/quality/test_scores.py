@@ -15,7 +15,7 @@ import pytest
 
 from localkv import LLM
 from localkv.cli.options.cache_pairs import fitting_pairs
-from localkv.cli.perplexity_plot import cut, unbeaten
+from localkv.cli.perplexity.plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.engine.token_scores import TokenScores, score
 from localkv.errors import LocalKVError, UsageError

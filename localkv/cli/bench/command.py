@@ -14,12 +14,12 @@ from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_windows
 from localkv.cache.scales import read_kv_scales, require_scales
-from localkv.cli.bench_grid import grid as make_grid
-from localkv.cli.bench_grid import grid_options
-from localkv.cli.bench_parallel import ParallelTable, parallel_tests, shared_flag
-from localkv.cli.bench_plot import check_bench_plot, plot
-from localkv.cli.bench_profile import with_profile
-from localkv.cli.bench_tables import FORMATS, make_table
+from localkv.cli.bench.grid import grid as make_grid
+from localkv.cli.bench.grid import grid_options
+from localkv.cli.bench.parallel import ParallelTable, parallel_tests, shared_flag
+from localkv.cli.bench.plot import check_bench_plot, plot
+from localkv.cli.bench.profile import with_profile
+from localkv.cli.bench.tables import FORMATS, make_table
 from localkv.cli.model.file import model_file
 from localkv.cli.options import flag, model_options, option
 from localkv.cli.options.cache_pairs import fitting_pairs

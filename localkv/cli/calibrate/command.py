@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cache.tail import DEFAULT_TAIL
-from localkv.cli.calibrate_progress import CalibrateProgress
-from localkv.cli.calibrate_report import report, report_lines
+from localkv.cli.calibrate.progress import CalibrateProgress
+from localkv.cli.calibrate.report import report, report_lines
 from localkv.cli.model.file import named_or_shipped
 from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.options import json_option, option

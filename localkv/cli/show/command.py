@@ -1,5 +1,5 @@
 """`localkv show`: the content of a model file, and the size of its KV cache. Loads no tensor, but
-with `--kv` (`show_kv.py`)."""
+with `--kv` (`kv.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cli.model.file import model_file
-from localkv.cli.model_facts import model_facts, model_rows
 from localkv.cli.options import (
     DEFAULT_BATCH,
     file_argument,
@@ -24,7 +23,8 @@ from localkv.cli.output.messages import one_line
 from localkv.cli.output.table import table
 from localkv.cli.output.text_output import TextOutput
 from localkv.cli.parsing.command import Command
-from localkv.cli.show_kv import check_alone, kv_options, show_kv
+from localkv.cli.show.facts import model_facts, model_rows
+from localkv.cli.show.kv import check_alone, kv_options, show_kv
 from localkv.errors import ModelFileError, UsageError, byte_size
 
 if TYPE_CHECKING:

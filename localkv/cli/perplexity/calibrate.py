@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.scales import write_kv_scales
-from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.output.text_output import TextOutput
-from localkv.cli.perplexity_report import identity
+from localkv.cli.perplexity.progress import ChunkProgress
+from localkv.cli.perplexity.report import identity
 from localkv.errors import counted
 
 if TYPE_CHECKING:

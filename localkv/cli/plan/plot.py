@@ -10,7 +10,7 @@ from localkv.cli.output.plot_style import COLOURS, MUTED, name_ends, quiet, titl
 from localkv.memory.kv_bytes import context_bytes
 
 if TYPE_CHECKING:
-    from localkv.cli.plan_report import Plan
+    from localkv.cli.plan.report import Plan
     from localkv.memory.fit import Pair
 
 POINTS = 256

@@ -14,7 +14,6 @@ from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
-from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.model.file import check_model_is_named
 from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.options import flag, json_option, option
@@ -26,11 +25,12 @@ from localkv.cli.output.text_output import TextOutput, check_writable
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.option_types import Whole
 from localkv.cli.parsing.prompt import read_file, without_final_newline
-from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
-from localkv.cli.perplexity_calibrate import calibrate_kv
-from localkv.cli.perplexity_needle import find_needles
-from localkv.cli.perplexity_plot import plot
-from localkv.cli.perplexity_report import (
+from localkv.cli.perplexity.base import base_writer, check_base_options, open_base
+from localkv.cli.perplexity.calibrate import calibrate_kv
+from localkv.cli.perplexity.needle import find_needles
+from localkv.cli.perplexity.plot import plot
+from localkv.cli.perplexity.progress import ChunkProgress
+from localkv.cli.perplexity.report import (
     CacheResult,
     divergence_lines,
     sweep_lines,

@@ -24,7 +24,7 @@ _COLOURS = {"ok": "green", "info": None, "warning": "yellow", "broken": "red"}
 
 def _run(*, as_json: bool) -> int:
     from localkv import __version__
-    from localkv.cli.doctor_settings import setting_checks
+    from localkv.cli.doctor.settings import setting_checks
     from localkv.doctor.all_checks import machine_checks
     from localkv.doctor.finding import examine
 

@@ -28,21 +28,21 @@ from localkv.cli.options.speculation import draft_model_options
 from localkv.cli.output.messages import warn
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.option_types import Whole, byte_size_of
-from localkv.cli.plan_profile import (
+from localkv.cli.plan.model import header_model, model_flags, synthetic_model, with_draft
+from localkv.cli.plan.profile import (
     asked_profile,
     max_kld_option,
     profile_plan,
     smoothed_memory,
 )
-from localkv.cli.planned_model import header_model, model_flags, synthetic_model, with_draft
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
-    from localkv.cli.plan_ladder import LadderPlan
-    from localkv.cli.planned_model import PlannedModel
+    from localkv.cli.plan.ladder import LadderPlan
+    from localkv.cli.plan.model import PlannedModel
     from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
@@ -96,7 +96,7 @@ def _run(
     **values: Any,
 ) -> None:
     from localkv.cache.cache_checks import check_windows
-    from localkv.cli.plan_report import Plan, plan_json, plan_lines
+    from localkv.cli.plan.report import Plan, plan_json, plan_lines
     from localkv.config import CacheConfig
     from localkv.memory.advice import pair_fit, quant_fits, recommend, shown_pairs
     from localkv.memory.fit import usual_pairs
@@ -164,11 +164,11 @@ def _run(
             more = [*more, "", *ladder.lines()]
         click.echo("\n".join([*plan_lines(plan), *more]))
     if plot_file is not None and ladder:
-        from localkv.cli.plan_ladder import draw as draw_ladder
+        from localkv.cli.plan.ladder import draw as draw_ladder
 
         draw_ladder(ladder, plot_file)
     elif plot_file is not None:
-        from localkv.cli.plan_plot import draw
+        from localkv.cli.plan.plot import draw
 
         draw(plan, plot_file)
     if reason := plan.why_nothing_runs(n_ctx=values["n_ctx"] or None):
@@ -192,7 +192,7 @@ def _ladder_plan(
         UsageError: the model can't have such a cache.
     """
     from localkv.cache.cache_checks import check_cache
-    from localkv.cli.plan_ladder import LadderPlan
+    from localkv.cli.plan.ladder import LadderPlan
     from localkv.memory.budgeted import Budgeted
 
     arguments = ladder_arguments(values)

@@ -20,7 +20,7 @@ from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
-    from localkv.cli.planned_model import PlannedModel
+    from localkv.cli.plan.model import PlannedModel
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
     from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory

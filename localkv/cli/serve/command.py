@@ -20,7 +20,7 @@ from localkv.cli.options.speculation import speculation_arguments, speculation_o
 from localkv.cli.output.messages import note
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.prompt import read_file
-from localkv.cli.serve_options import SERVER_OPTIONS
+from localkv.cli.serve.options import SERVER_OPTIONS
 from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.system.terminal_text import visible

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localkv.cli.complete_prompt import STDIN
+from localkv.cli.complete.prompt import STDIN
 from localkv.cli.options import escape_option, flag, json_option, option, raw_option
 from localkv.cli.options.chat import chat_options
 from localkv.cli.parsing.option_types import Whole

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.output.table import table
 from localkv.cli.output.text_output import TextOutput
-from localkv.cli.perplexity_report import identity, types_json
+from localkv.cli.perplexity.progress import ChunkProgress
+from localkv.cli.perplexity.report import identity, types_json
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cache.codebook_uses import codebooks_in_words
 from localkv.cache.layer_types import in_words
+from localkv.cli.complete.waited import Waited
 from localkv.cli.model.loading import all_warnings
 from localkv.cli.model.memory import cache_types, groups_json, memory_bytes, memory_json
-from localkv.cli.waited import Waited
 from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:

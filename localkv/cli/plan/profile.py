@@ -23,7 +23,7 @@ from localkv.errors import UsageError, byte_size, printable
 
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile, TypeList
-    from localkv.cli.planned_model import PlannedModel
+    from localkv.cli.plan.model import PlannedModel
     from localkv.config import CacheConfig
     from localkv.memory.plan import MemoryPlan, ModelMemory
     from localkv.system.machine_memory import Budget

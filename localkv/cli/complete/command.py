@@ -10,9 +10,10 @@ from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from localkv.cli.complete_options import OUTPUT_OPTIONS, PROMPT_OPTIONS
-from localkv.cli.complete_prompt import prompt_text
-from localkv.cli.complete_report import report_json, stats_lines, summary_lines
+from localkv.cli.complete.options import OUTPUT_OPTIONS, PROMPT_OPTIONS
+from localkv.cli.complete.prompt import prompt_text
+from localkv.cli.complete.report import report_json, stats_lines, summary_lines
+from localkv.cli.complete.waited import Waited
 from localkv.cli.model.file import named_or_shipped
 from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.model.memory import memory_line
@@ -29,7 +30,6 @@ from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.escapes import unescape
 from localkv.cli.parsing.prompt import read_file
 from localkv.cli.process.failure import INTERRUPTED
-from localkv.cli.waited import Waited
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:

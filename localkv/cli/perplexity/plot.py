@@ -18,7 +18,7 @@ from localkv.cli.output.plot_style import (
     quiet,
     title,
 )
-from localkv.cli.perplexity_report import CacheResult
+from localkv.cli.perplexity.report import CacheResult
 from localkv.errors import counted
 
 if TYPE_CHECKING:

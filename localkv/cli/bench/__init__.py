@@ -1,0 +1,1 @@
+"""`localkv bench`: the command, and its parts."""

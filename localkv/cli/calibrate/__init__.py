@@ -1,0 +1,1 @@
+"""`localkv calibrate`: the command, and its parts."""

@@ -1,0 +1,1 @@
+"""`localkv complete`: the command, and its parts."""

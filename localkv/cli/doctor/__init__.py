@@ -1,0 +1,1 @@
+"""`localkv doctor`: the command, and its parts."""

@@ -1,0 +1,1 @@
+"""`localkv perplexity`: the command, and its parts."""

@@ -1,0 +1,1 @@
+"""`localkv plan`: the command, and its parts."""

@@ -1,0 +1,1 @@
+"""`localkv serve`: the command, and its parts."""

@@ -1,0 +1,1 @@
+"""`localkv show`: the command, and its parts."""
