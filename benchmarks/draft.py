@@ -16,8 +16,8 @@ import statistics
 from pathlib import Path
 
 from localkv import LLM
+from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.draft_model import DraftModel, Guess
-from localkv.engine.token_text import Text
 from localkv.kernels.guessing import Guessing
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -12,12 +12,12 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
-from localkv.engine.embedding_model import EmbeddingModel
-from localkv.engine.loaded_engine import loaded_engine
+from localkv.engine.api.embedding_model import EmbeddingModel
+from localkv.engine.api.loaded_engine import loaded_engine
+from localkv.engine.api.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.states.state_model import StateModel
-from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import UsageError, counted, printable
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers

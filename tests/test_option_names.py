@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localkv import LLM, LocalKVError
-from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS
+from localkv.engine.api.text_model import CHAT_OPTIONS, STREAM_OPTIONS
 from localkv.errors import UsageError
 from localkv.option_names import MEANT, UnknownOptionError, keywords
 

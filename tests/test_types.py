@@ -9,7 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from localkv.engine.options import SamplingOptions
+from localkv.engine.api.options import SamplingOptions
 from localkv.sampling.params import SamplingParams
 from support.paths import ROOT, TESTS
 

@@ -20,21 +20,21 @@ from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
 from localkv.engine.audit.predictions import Predictions
-from localkv.engine.cache_room import allocated_cache
-from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
 from localkv.engine.requests.lone_request import LoneRequest
 from localkv.engine.requests.request import Request
+from localkv.engine.slot.cache_room import allocated_cache
+from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.slot.token_text import Text
+from localkv.engine.slot.warm_up import compile_kernels, finish_loading
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.warm_up import warm_up_drafts
-from localkv.engine.token_text import Text
-from localkv.engine.warm_up import compile_kernels, finish_loading
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler

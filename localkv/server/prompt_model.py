@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localkv.engine.tokenized_model import TokenizedModel
+from localkv.engine.api.tokenized_model import TokenizedModel
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf

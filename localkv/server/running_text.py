@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.engine.text_model import TextModel
-from localkv.engine.text_stream import TextStream
+from localkv.engine.api.text_model import TextModel
+from localkv.engine.text.stream import TextStream
 from localkv.errors import LocalKVError
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.server.wire import Ended, Event, Opening, Piece, Reading, Submit

@@ -28,8 +28,8 @@ from localkv.bench.traffic import bytes_per_token, weight_bytes
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cli.bench import plot as bench_plot
 from localkv.cli.bench.plot import fit, series
-from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
+from localkv.engine.slot.cache_slot import CacheSlot
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels import select

@@ -19,8 +19,8 @@ from localkv.engine.generation import Generation
 from localkv.engine.requests import batch_engine
 from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.requests.scheduler import AHEAD
+from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.speculator import Speculator
-from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams

@@ -15,11 +15,11 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
 from localkv.engine.requests.batch_engine import BatchEngine
+from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel, Guess, ModelSpeculator
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
 from localkv.engine.speculation.prices import Prices
-from localkv.engine.token_text import Text
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.guessing import Guessed, Guessing

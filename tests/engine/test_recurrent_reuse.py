@@ -23,8 +23,8 @@ from localkv.cache.recurrent_state import (
     state_bytes,
 )
 from localkv.config import CacheConfig
-from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.engine import Engine
+from localkv.engine.slot.decode_loop import DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend

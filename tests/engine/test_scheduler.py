@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
-from localkv.engine.prefix_cache import PrefixCache
 from localkv.engine.requests.cost_model import CostModel, StepShape, pairs
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
@@ -25,7 +24,8 @@ from localkv.engine.requests.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
-from localkv.engine.token_text import Text
+from localkv.engine.slot.prefix_cache import PrefixCache
+from localkv.engine.slot.token_text import Text
 from localkv.kernels.cpu.arrays import NumpyArrays
 
 N_CTX = 4096

@@ -10,8 +10,8 @@ import pytest
 
 from localkv import LLM
 from localkv.chat.reasoning import split_reasoning
-from localkv.engine import new_stream
-from localkv.engine.text_model import TextModel
+from localkv.engine.api.text_model import TextModel
+from localkv.engine.text import new_stream
 from localkv.errors import UsageError
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.reasoning_tags import CHANNELS

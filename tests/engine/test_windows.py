@@ -13,8 +13,8 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
-from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.engine import Engine
+from localkv.engine.slot.decode_loop import DecodeLoop
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model

@@ -33,7 +33,7 @@ from localkv.cli.process.failure import INTERRUPTED
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from localkv.engine.text_stream import Completion, TextStream
+    from localkv.engine.text.stream import Completion, TextStream
     from localkv.llm import LLM
 
 

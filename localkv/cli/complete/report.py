@@ -14,7 +14,7 @@ from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig
-    from localkv.engine.text_stream import Completion, Usage
+    from localkv.engine.text.stream import Completion, Usage
     from localkv.llm import LLM
 
 

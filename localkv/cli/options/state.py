@@ -16,7 +16,7 @@ from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.system.whole_file import check_place
 
 if TYPE_CHECKING:
-    from localkv.engine.text_stream import Completion
+    from localkv.engine.text.stream import Completion
     from localkv.llm import LLM
 
 NAMES = ("save_state", "load_state", "prompt_cache", "prompt_cache_all", "prompt_cache_ro")

@@ -23,9 +23,9 @@ from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Scheduler, SchedulerConfig
 from localkv.engine.requests.step_runner import BatchStats, StepRunner
+from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.new_speculator import new_speculator
-from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler

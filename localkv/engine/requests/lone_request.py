@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from localkv.cache.arrays import Draw
-from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.generation import Generation, checked
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.scheduler import Part, SchedulerConfig
 from localkv.engine.requests.slot_rows import SlotRows
 from localkv.engine.requests.slot_steps import SlotSteps
 from localkv.engine.requests.step_runner import StepRunner
+from localkv.engine.slot.cache_slot import CacheSlot
 from localkv.engine.speculation.prices import Prices
 from localkv.system.turns import CancelledWaitError
 

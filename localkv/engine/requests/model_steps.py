@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.pages import Sequence as CachedSequence
-from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.next_token import NextTokens
 from localkv.engine.requests.recorded_batches import RecordedBatches
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Part
+from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.slot.next_token import NextTokens
 
 
 class ModelSteps:

@@ -16,8 +16,8 @@ from localkv.cache.arrays import Array, Step
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
-from localkv.engine.bucket_key import BucketKey, bucket_key
-from localkv.engine.decode_loop import fixed_parts, place
+from localkv.engine.slot.bucket_key import BucketKey, bucket_key
+from localkv.engine.slot.decode_loop import fixed_parts, place
 from localkv.model import Transformer
 
 

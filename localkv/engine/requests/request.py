@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localkv.cache.pages import Sequence
-from localkv.engine.token_text import Text
+from localkv.engine.slot.token_text import Text
 
 RequestState = Literal["waiting", "running", "done"]
 

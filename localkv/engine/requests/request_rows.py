@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import NoPageError, Sequence
-from localkv.engine.prefix_cache import KeptText, PrefixCache
 from localkv.engine.requests.request import Request
+from localkv.engine.slot.prefix_cache import KeptText, PrefixCache
 
 WORTH_WAITING = 32
 """Tokens that a request waits for another one to evaluate, at least, instead of doing it itself."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.cache.kv_cache import KVCache
-from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.requests.request import Request
+from localkv.engine.slot.cache_slot import CacheSlot
 
 
 class SlotRows:

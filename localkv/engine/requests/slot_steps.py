@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.cache.arrays import Array
-from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.requests.scheduler import Part
+from localkv.engine.slot.cache_slot import CacheSlot
 
 
 class SlotSteps:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
-from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
 from localkv.engine.speculation.prices import OUTLIER, Prices, smoothed
 from localkv.engine.speculation.speculator import Speculator
-from localkv.engine.token_text import Text
 from localkv.kernels.guessing import Guessing
 
 FEW_ALONE = 2

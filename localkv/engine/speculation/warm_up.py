@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.slot.cache_slot import CacheSlot
 from localkv.engine.speculation.pace import SIZES
 from localkv.engine.speculation.prices import Prices
 

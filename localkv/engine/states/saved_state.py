@@ -31,6 +31,7 @@ from localkv.cache.row_copies import (
     take_pages,
 )
 from localkv.config import CacheConfig
+from localkv.engine.slot.token_text import GENERATED, marked
 from localkv.engine.states.state_conversion import Conversion
 from localkv.engine.states.state_file import StateFile, StateTensor, in_parts, write_state
 from localkv.engine.states.state_identity import (
@@ -44,7 +45,6 @@ from localkv.engine.states.state_identity import (
     fits,
 )
 from localkv.engine.states.state_text import StateText, read_state_text
-from localkv.engine.token_text import GENERATED, marked
 from localkv.errors import UsageError, quoted
 
 IDS, KINDS = "tokens.ids", "tokens.generated"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from localkv.engine.loaded_model import LoadedModel
+from localkv.engine.api.loaded_model import LoadedModel
 from localkv.engine.states.state_identity import UNROTATED
 from localkv.loader.model_fingerprint import model_identity
 

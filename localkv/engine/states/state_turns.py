@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from localkv.config import CacheConfig
-from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.prefix_cache import KeptText
+from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.slot.prefix_cache import KeptText
+from localkv.engine.slot.token_text import GENERATED, marked, n_common, unmarked
 from localkv.engine.states.saved_state import LoadedState, save_text
-from localkv.engine.token_text import GENERATED, marked, n_common, unmarked
 from localkv.errors import UsageError
 
 

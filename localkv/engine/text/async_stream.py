@@ -9,7 +9,7 @@ from threading import Event
 from types import TracebackType
 from typing import Self
 
-from localkv.engine.text_stream import Completion, TextStream
+from localkv.engine.text.stream import Completion, TextStream
 
 
 class AsyncTextStream(AsyncIterator[str]):

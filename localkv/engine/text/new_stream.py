@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
-from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.text_stream import TextStream, TokenDecoder
+from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.engine.text.stream import TextStream, TokenDecoder
 from localkv.loader.channels import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
 from localkv.sampling.params import SamplingParams

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.decode_loop import DecodeLoop
+from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.slot.decode_loop import DecodeLoop
 from localkv.model import Transformer
 
 WARM_UP_TOKENS = 16

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
-from localkv.engine.options import PromptOptions
-from localkv.engine.prompts import Prompt
+from localkv.engine.api.options import PromptOptions
+from localkv.engine.api.prompts import Prompt
 from localkv.errors import UsageError
 from localkv.loader.call_markers import CALL_MARKERS
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt

@@ -6,6 +6,8 @@ from typing import Literal, cast, overload
 
 import numpy as np
 
+from localkv.engine.api.loaded_model import LoadedModel
+from localkv.engine.api.prompts import Text, Texts, are_many
 from localkv.engine.embedding import (
     Pooling,
     Vectors,
@@ -13,8 +15,6 @@ from localkv.engine.embedding import (
     normalised,
     pooling_of_file,
 )
-from localkv.engine.loaded_model import LoadedModel
-from localkv.engine.prompts import Text, Texts, are_many
 
 
 class EmbeddingModel(LoadedModel):

@@ -11,14 +11,14 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 
 from localkv.config import CacheConfig
+from localkv.engine.api.loaded_model import LoadedModel
+from localkv.engine.api.options import ChatOptions, SamplingOptions, StreamOptions
+from localkv.engine.api.prompts import Prompt, Prompts, are_many, listed
 from localkv.engine.engine import Engine
-from localkv.engine.loaded_model import LoadedModel
-from localkv.engine.new_stream import new_stream
-from localkv.engine.options import ChatOptions, SamplingOptions, StreamOptions
-from localkv.engine.prompts import Prompt, Prompts, are_many, listed
-from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.text_stream import Completion, TextStream
+from localkv.engine.text.new_stream import new_stream
+from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.engine.text.stream import Completion, TextStream
 from localkv.errors import UsageError
 from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt
@@ -27,9 +27,9 @@ from localkv.option_names import check_options, keywords
 from localkv.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.audit.audit import Audit
     from localkv.engine.requests.batch_engine import BatchEngine
+    from localkv.engine.text.async_stream import AsyncTextStream
     from localkv.structured.grammar import Grammar, Schema
     from localkv.structured.scope import Scope
 
@@ -136,7 +136,7 @@ class TextModel(LoadedModel):
         Raises:
             LocalKVError: as `stream`.
         """
-        from localkv.engine.async_stream import AsyncTextStream  # imports asyncio
+        from localkv.engine.text.async_stream import AsyncTextStream  # imports asyncio
 
         cancel = options.get("cancel") or Event()
         options["cancel"] = cancel
@@ -266,7 +266,7 @@ class TextModel(LoadedModel):
         """The grammar that a text keeps to, and where, if not everywhere."""
         if schema is None and grammar is None:
             return None, None
-        from localkv.engine.answer_scope import answer_scope
+        from localkv.engine.text.answer_scope import answer_scope
         from localkv.structured.grammar import grammar_of
 
         kept_to = grammar_of(schema, grammar)
@@ -326,7 +326,7 @@ class TextModel(LoadedModel):
             UsageError: it is one prompt, and not a list of them.
             LocalKVError: as `stream`; by any of them, and then none is completed.
         """
-        from localkv.engine.requests.many_streams import completions
+        from localkv.engine.text.many_streams import completions
 
         every = listed(prompts)
         self._many_ids(every, options.get("parse_special", False), "prompt")
@@ -400,7 +400,7 @@ class TextModel(LoadedModel):
         template = template or (self.tool_template if tools else self.chat_template)
         calls = None
         if template is not None and (tools or tool_choice != "auto"):
-            from localkv.engine.answer_calls import AnswerCalls
+            from localkv.engine.text.answer_calls import AnswerCalls
 
             described = checked_tools(tools) or ()
             calls = AnswerCalls(template, described, tool_choice, parallel=parallel_tool_calls)

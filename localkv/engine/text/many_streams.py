@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.text_stream import Completion, TextStream
+from localkv.engine.text.stream import Completion, TextStream
 
 
 def completions(batch: BatchEngine, streams: Sequence[TextStream]) -> list[Completion]:

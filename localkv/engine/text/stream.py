@@ -9,14 +9,14 @@ from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 from weakref import finalize
 
-from localkv.engine.degeneration import Degeneration, degeneration
 from localkv.engine.generation import FinishReason, Generation
 from localkv.engine.generation_stats import GenerationStats
 from localkv.engine.logprobs import TokenLogprob, named
+from localkv.engine.text.degeneration import Degeneration, degeneration
 
 if TYPE_CHECKING:
-    from localkv.engine.answer_calls import ReadCalls
     from localkv.engine.audit.audit import Audit
+    from localkv.engine.text.answer_calls import ReadCalls
     from localkv.tool_calls.events import ToolCall
 
 

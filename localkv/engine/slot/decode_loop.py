@@ -20,7 +20,7 @@ from localkv.cache.ladder_pool import LadderPool
 from localkv.cache.ladder_rows import RungPages, rung_pages
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
-from localkv.engine.bucket_key import BucketKey, bucket_key, grown_keys
+from localkv.engine.slot.bucket_key import BucketKey, bucket_key, grown_keys
 from localkv.model import Transformer
 
 MANY_DRAWS = 8

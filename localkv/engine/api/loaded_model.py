@@ -11,9 +11,9 @@ import numpy as np
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import pairs_of
 from localkv.config import CacheConfig
+from localkv.engine.api.prompts import Prompt
+from localkv.engine.api.tokenized_model import TokenizedModel
 from localkv.engine.engine import Engine
-from localkv.engine.prompts import Prompt
-from localkv.engine.tokenized_model import TokenizedModel
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Backend
 from localkv.kernels.method import in_words

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple, TypeVar
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch, Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.engine.decode_loop import DecodeLoop
-from localkv.engine.next_token import NextTokens
-from localkv.engine.prefix_cache import PrefixCache
-from localkv.engine.token_text import Text, marked, unmarked
+from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.slot.next_token import NextTokens
+from localkv.engine.slot.prefix_cache import PrefixCache
+from localkv.engine.slot.token_text import Text, marked, unmarked
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.kernels.guessing import Guessed, Guessing

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
-from localkv.engine.token_text import GENERATED, n_common
+from localkv.engine.slot.token_text import GENERATED, n_common
 
 
 @dataclass(frozen=True, eq=False)

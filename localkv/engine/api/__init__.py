@@ -1,0 +1,1 @@
+"""The classes that `LLM` is made of: what a model can be asked."""

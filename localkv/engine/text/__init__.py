@@ -1,0 +1,1 @@
+"""From token ids to text as it grows, and what ends it."""
