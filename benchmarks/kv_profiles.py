@@ -2,12 +2,13 @@
 
     python benchmarks/kv_profiles.py
 
-A profile is measured on some rows of the corpus generator as `localkv calibrate` does it; then its
-types by layer, and every pair of at most 5.25 bits, are measured on other rows: the divergence of
-predictions from those with an f16 cache. Bits are those after 16,384 tokens, tail and sink
-included; a pair has the tail and the sink of the profile, too, where it then has at most 5.25 bits,
-and its own where not. All pairs are measured on the first row, and the best of them on all rows.
-Prints a Markdown table for each model: the types by layer, and the pairs that diverge least.
+A profile is measured on some rows of the corpus generator as `localkv calibrate` does it. Then the
+types by layer that it gives within some bits, and every pair of at most 5.25 bits, are measured on
+other rows: the divergence of predictions from those with an f16 cache. Bits of types by layer are
+all that a cache of 16,384 tokens takes, tail and sink included; those of pairs are of packed rows
+only, and each pair is measured as it is and with a tail of 64 tokens and a sink of 4. All pairs are
+measured on half a row, and the best of them on all rows. Prints a Markdown table for each model:
+the types by layer, and the pairs that diverge least.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from outliers import write_twin  # noqa: E402
 from quality import TWINS  # noqa: E402
 from quality_bench import Bench, Scope, text_options  # noqa: E402
 
+from localkv.cache.allocated_bits import allocated_bits  # noqa: E402
 from localkv.cache.layer_types import in_words, with_types  # noqa: E402
-from localkv.cache.profile import COUNTED_TOKENS  # noqa: E402
+from localkv.cache.profile import TypeList  # noqa: E402
 from localkv.cache.profiled import with_profile_types  # noqa: E402
+from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL  # noqa: E402
 from localkv.config import CacheConfig  # noqa: E402
-from localkv.memory.kv_bytes import bits_after  # noqa: E402
+from localkv.memory.kv_bytes import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.layer_costs import ChunkCosts, base_types  # noqa: E402
 
 ROW_TOKENS = 2048
-BUDGETS = (3.5, 4.0, 4.5, 4.75, 5.0, 5.25, 6.0, 6.5)
+CONTEXT, N_BATCH = 16384, 512
+BUDGETS = (4.0, 4.5, 5.0, 5.25, 6.0, 6.5)
 MOST_UNIFORM = 5.25
 """Bits of pairs for all layers."""
 TRIED, SHOWN = 12, 4
@@ -57,47 +61,62 @@ def divergences(
     return [total / n_scored for total in totals]
 
 
-def uniform(bench: Bench, names: Sequence[str]) -> Iterator[tuple[float, CacheConfig]]:
-    """(bits, cache) of every pair within the budget, with the profile's tail or its own."""
-    profile, config = bench.profile, bench.llm.config
-    own = CacheConfig(n_ctx=ROW_TOKENS, kv_codebooks=bench.plain_codebooks)
-    tailed = replace(own, kv_tail=profile.kv_tail, kv_sink=profile.kv_sink)
-    for pair in ((k, v) for k in names for v in names):
-        layers = tuple(layer and pair for layer in base_types(bench.model))
-        for cache in (with_types(tailed, layers), with_types(own, layers)):
-            if (bits := bits_after(cache, config, COUNTED_TOKENS)) <= MOST_UNIFORM:
-                yield bits, cache
-                break
+def uniform(bench: Bench) -> Iterator[CacheConfig]:
+    """Every pair within the budget, with a tail and a sink and with its own."""
+    types, config = bench.scope.profile_types, bench.llm.config
+    own = CacheConfig(n_ctx=ROW_TOKENS, kv_codebooks=bench.codebooks[False, "auto"])
+    for pair in ((k, v) for k in types for v in types):
+        if mean_bits(pair, config) <= MOST_UNIFORM:
+            layers = tuple(layer and pair for layer in base_types(bench.model))
+            yield with_types(own, layers)
+            yield with_types(replace(own, kv_tail=DEFAULT_TAIL, kv_sink=DEFAULT_SINK), layers)
 
 
 def least(
-    bench: Bench, found: Sequence[tuple[float, CacheConfig]], rows: int, n: int
-) -> list[tuple[float, tuple[float, CacheConfig]]]:
-    """(divergence, (bits, cache)) of the `n` that diverge least on the first rows of text."""
-    klds = divergences(bench.model, bench.text[:rows], [cache for _, cache in found])
-    return sorted(zip(klds, found, strict=True), key=lambda one: one[0])[:n]
+    bench: Bench, caches: Sequence[CacheConfig], text: Sequence[Sequence[int]], n: int
+) -> list[tuple[float, CacheConfig]]:
+    """(divergence, cache) of the `n` that diverge least."""
+    klds = divergences(bench.model, text, caches)
+    return sorted(zip(klds, caches, strict=True), key=lambda one: one[0])[:n]
+
+
+def chosen(bench: Bench) -> dict[TypeList, float]:
+    """The profile's types by layer within each budget, and the bits that they take."""
+    profile, groups = bench.profile, bench.llm.config.groups
+    long = CacheConfig(n_ctx=CONTEXT)
+
+    def takes(types: TypeList) -> float:
+        return allocated_bits(with_profile_types(long, types), groups, N_BATCH)
+
+    found = [profile.within(bits, takes) for bits in BUDGETS]
+    return {types: takes(types) for types in found}
 
 
 def measure_model(name: str, path: Path, args: argparse.Namespace) -> None:
     """One model; prints its table."""
-    scope = Scope(args.rows, ROW_TOKENS, budgets=BUDGETS)
+    scope = Scope(args.rows, ROW_TOKENS)
     bench = Bench(name, path, scope, device="auto", threads=args.threads, seed=args.seed)
-    profile = bench.profile
+    profile, by_layer = bench.profile, chosen(bench)
     bench.tell("")
     own = CacheConfig(
         n_ctx=ROW_TOKENS, kv_codebooks=profile.codebooks, smoothing=profile.smoothing_name
     )
-    by_layer = [with_profile_types(own, profile, one) for one in profile.lists]
-    klds = divergences(bench.smooth_model, bench.text, by_layer)
-    print(f"{name}\n\n| bits | tail | KLD | K/V by layer |\n|---|---|---|---|")
-    for one, kld in zip(profile.lists, klds, strict=True):
-        print(f"| {one.bits:.3f} | {profile.kv_tail} | {kld:.1e} | {in_words(one.layers)} |")
-    found = list(uniform(bench, scope.profile_types))
-    tried = [one for _, one in least(bench, found, 1, TRIED)]
-    for kld, (bits, cache) in least(bench, tried, args.rows, SHOWN):
-        tail = "its own" if cache.kv_tail is None else str(cache.kv_tail)
-        print(f"| {bits:.3f} | {tail} | {kld:.1e} | all {'/'.join(cache.shown_types)} |")
-    print(f"\n{len(found)} pairs of at most {MOST_UNIFORM:g} bits\n", flush=True)
+    caches = [with_profile_types(own, types) for types in by_layer]
+    klds = divergences(bench.smooth_model, bench.text, caches)
+    print(f"{name}\n\n| bits | of rows | tail | KLD | K/V by layer |\n|---|---|---|---|---|")
+    for (types, bits), kld in zip(by_layer.items(), klds, strict=True):
+        words = in_words(types.layers)
+        print(f"| {bits:.3f} | {types.bits:.3f} | {types.kv_tail} | {kld:.1e} | {words} |")
+    found = list(uniform(bench))
+    tried = [cache for _, cache in least(bench, found, [bench.text[0][: ROW_TOKENS // 2]], TRIED)]
+    for kld, cache in least(bench, tried, bench.text, SHOWN):
+        types, tail = cache.shown_types, cache.kv_tail
+        bits = allocated_bits(replace(cache, n_ctx=CONTEXT), bench.llm.config.groups, N_BATCH)
+        print(
+            f"| {bits:.3f} | {mean_bits(types, bench.llm.config):.3f} "
+            f"| {'its own' if tail is None else tail} | {kld:.1e} | all {'/'.join(types)} |"
+        )
+    print(f"\n{len(found)} caches with one pair of at most {MOST_UNIFORM:g} bits\n", flush=True)
 
 
 def main() -> None:

@@ -180,11 +180,6 @@ class Bench:
             for rotation in ("auto", "off")
         }
 
-    @property
-    def plain_codebooks(self) -> tuple[KVCodebook, ...]:
-        """Of the model as it is, for rows that are rotated as they are by default."""
-        return self.codebooks[False, "auto"]
-
     @cached_property
     def smoothing(self) -> Smoothing:
         sizes = channel_sizes(self.model, self.known, n_ctx=self.scope.row_tokens)

@@ -206,8 +206,10 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     assert text[-3].startswith("by layer: the least divergence that 256 tokens have room for")
     assert text[-1].startswith(f"localkv chat -m {measured} -c 256 --kv-profile {path} --kv-bits")
     flags = ("--kv-tail", "64", "--kv-sink", "2", "-ub", "128")
-    tailed = program("plan", measured, "--kv-profile", path, "--memory", "1GiB", *flags).out
-    assert tailed.splitlines()[-1].endswith(" --kv-tail 64 --kv-sink 2 -ub 128")
+    tailed = ("plan", measured, "--kv-profile", path, "--memory", "1GiB", *flags)
+    assert program(*tailed, "-c", "8192").out.splitlines()[-1].endswith(" ".join(flags))
+    short = program(*tailed).out.splitlines()[-1]
+    assert short.startswith("by layer: in 256 tokens f16 takes no more than these")
     long = program("plan", measured, *asked, "--memory", "16MiB", "-c", "1000000").out
     longest = re.search(r"of which (\d+) tokens fit", long)
     assert longest is not None

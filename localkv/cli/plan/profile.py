@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cache.allocated_bits import allocated_bits
-from localkv.cache.layer_types import in_words
+from localkv.cache.layer_types import in_words, with_one_pair
 from localkv.cache.layout import group_layouts
 from localkv.cache.profiled import with_profile_types
 from localkv.cache.row_counts import bytes_of, read_rows
@@ -76,7 +76,7 @@ class ProfilePlan:
 
     Attributes:
         name: of the profile, as `--kv-profile` takes it.
-        rows: from the most bytes of K and V to the fewest.
+        rows: from the most bytes of K and V to the fewest, without those that others or f16 beat.
         chosen: None if none is good enough, or none fits.
         reason: why, in one line.
         n_ctx: tokens of context.
@@ -202,10 +202,26 @@ def profile_plan(
     budget: Budget,
 ) -> ProfilePlan:
     """What a profile has for a request; `memory` is as `smoothed_memory` has it."""
-    rows = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
-    rows.sort(key=lambda row: (-row.n_bytes, row.types.verified))
-    chosen, reason = _choice(rows, cache, budget, values["max_kld"])
+    f16 = memory.plan(replace(with_one_pair(cache, "f16", "f16"), kv_tail=None, kv_sink=None))
+    fits = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
+    rows = _useful([one for one in fits if one.n_bytes < f16.cache_k + f16.cache_v])
+    if not rows:
+        least = byte_size(min(one.n_bytes for one in fits))
+        rows, chosen = _useful(fits), None
+        reason = f"in {cache.n_ctx} tokens f16 takes no more than these, {least} at least"
+    else:
+        chosen, reason = _choice(rows, cache, budget, values["max_kld"])
     return ProfilePlan(str(values["kv_profile"] or _AUTO), rows, chosen, reason, cache.n_ctx)
+
+
+def _useful(rows: list[LayerFit]) -> list[LayerFit]:
+    """Those that diverge less than all that take no more bytes, from the most bytes on: in a short
+    context types with a tail take more than larger ones without."""
+    kept = list[LayerFit]()
+    for row in sorted(rows, key=lambda row: (row.n_bytes, row.types.verified)):
+        if not kept or row.types.verified < kept[-1].types.verified:
+            kept.append(row)
+    return kept[::-1]
 
 
 def _fit(
