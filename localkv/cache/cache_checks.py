@@ -21,15 +21,15 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     """
     check_layer_types(cache, groups)
     check_budget(cache, groups)
-    for group in typed_groups(cache, groups):
-        type_k, type_v = types_in(cache, group)
+    pairs = [(group, types_in(cache, group)) for group in typed_groups(cache, groups)]
+    for group, (type_k, type_v) in pairs:
         k, v = ("latent", "rotated key") if group.is_latent else ("K", "V")
         _check_cache_type(k, type_k, group.key_dim)
         _check_cache_type(v, type_v, group.value_dim)
     check_windows(cache, groups)
     check_latents(cache, groups)
     if cache.kv_budget is None:
-        check_tail(cache, [(group, types_in(cache, group)) for group in groups])
+        check_tail(cache, pairs)
 
 
 def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:

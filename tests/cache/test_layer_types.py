@@ -114,6 +114,15 @@ def test_groups_are_split_by_pair_in_order() -> None:
     assert in_words([types[0], types[0], None, types[2]]) == "0-1 q8_0/q8_0, 3 q4_0/q4_0"
 
 
+def test_a_tail_is_for_those_layers_that_are_packed() -> None:
+    """The first ones may not be."""
+    groups = (CacheGroup(1, 64, 64, 0, (0, 1)),)
+    exact, packed = ("f16", "f16"), ("q8_0", "q8_0")
+    check_cache(CacheConfig(layer_types=(exact, packed), kv_tail=64, kv_sink=4), groups)
+    with pytest.raises(UsageError, match="--kv-tail 64 keeps rows in f16"):
+        check_cache(CacheConfig(layer_types=(exact, exact), kv_tail=64), groups)
+
+
 def test_types_of_another_model_are_refused() -> None:
     groups = (CacheGroup(1, 64, 64, 0, (0, 2)),)
     pair = ("q8_0", "q8_0")
