@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
+from localkv.cache.hadamard import hadamard
+from localkv.cache.layout import group_layouts
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
@@ -85,18 +87,25 @@ def rows_of(model: Transformer, plane: Array, side: Side) -> Floats:
 
 
 def stored_rows(
-    model: Transformer, chunks: Sequence[Sequence[int]], n_ctx: int, *, kv_rotation: str
+    model: Transformer, chunks: Sequence[Sequence[int]], packed: CacheConfig
 ) -> Iterator[tuple[int, Side, Floats]]:
-    """(layer, side, rows [n_heads, tokens, channels]) of the last of some chunks, as `f32` keeps
-    them."""
+    """(layer, side, rows [n_heads, tokens, channels]) of the last of some chunks, unpacked and
+    rotated.
+
+    Args:
+        packed: the cache that rows are rotated for.
+    """
     cache = CacheConfig(
-        TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation, swa_full=True, type_k_rope=TYPE
+        TYPE, TYPE, n_ctx=packed.n_ctx, kv_rotation="off", swa_full=True, type_k_rope=TYPE
     )
-    engine = Engine(model, cache, n_batch=n_ctx)
+    engine = Engine(model, cache, n_batch=packed.n_ctx)
     ids = chunks[-1]
     for _ in engine.logit_batches(ids, first=len(ids) - 1):
         pass
+    layouts = group_layouts(packed, model.config.groups)
+    rotated = {i: layout.packed for layout in layouts for i in layout.group.layers}
     for i, layer in enumerate(engine.cache.layers):
         for segment in layer.segments:
-            yield i, "k", rows_of(model, segment.k[0], "k")[:, : len(ids)]
-            yield i, "v", rows_of(model, segment.v[0], "v")[:, : len(ids)]
+            k, v = rows_of(model, segment.k[0], "k"), rows_of(model, segment.v[0], "v")
+            yield i, "k", hadamard(k[:, : len(ids)], rotated[i].rotation_k)
+            yield i, "v", hadamard(v[:, : len(ids)], rotated[i].rotation_v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from localkv.cache.layer_types import with_types
@@ -118,15 +119,17 @@ def learn_codebooks(
     model: Transformer, chunks: Sequence[Sequence[int]], plan: Plan
 ) -> tuple[KVCodebook, ...]:
     """Those of each layer and side for the types with codebooks that are measured, for rows that
-    are rotated as the cache rotates them."""
-    sizes = sorted({KV_FORMATS[name].n_centroids for name in plan.types} - {0})
-    if not sizes:
+    are rotated as the cache rotates them. Rows that are no whole blocks have none."""
+    formats = {fmt.n_centroids: fmt for name in plan.types if (fmt := KV_FORMATS[name]).n_centroids}
+    if not formats:
         return ()
-    rotation = "off" if plan.kv_rotation == "off" else "on"
+    name = next(iter(formats.values())).name
+    packed = replace(plan.cache(), type_k=name, type_v=name, type_k_rope=name)
     return tuple(
         KVCodebook(layer, side, learn_codebook(rows, n))
-        for layer, side, rows in stored_rows(model, chunks, plan.n_ctx, kv_rotation=rotation)
-        for n in sizes
+        for layer, side, rows in stored_rows(model, chunks, packed)
+        for n in sorted(formats)
+        if rows.shape[-1] % formats[n].block_size == 0
     )
 
 

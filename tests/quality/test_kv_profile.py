@@ -31,7 +31,7 @@ from localkv.quality.calibration import calibrate
 from localkv.quality.calibration_plan import Plan, sensible_types
 from localkv.quality.calibration_text import calibration_text
 from localkv.quality.channels import channel_ranges
-from localkv.quality.kv_profile import measure
+from localkv.quality.kv_profile import learn_codebooks, measure
 from localkv.quality.layer_costs import ChunkCosts, base_types
 from support.held_bytes import held
 from support.program import Program
@@ -253,6 +253,25 @@ def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             LLM(path, **by_head, kv_scales=replace(scales, smoothing=smoothing), kv_profile=by)
+
+
+def test_codebooks_of_rows_that_cannot_be_rotated(tmp_path: Path) -> None:
+    """Heads of 96 channels are packed as they are, and those of 80 are no whole blocks, so that
+    nothing is learned of them."""
+    plan = Plan(("f16", "nuq3"), (5.0,), n_ctx=200)
+    for head_dim, n_found in ((96, 4), (80, 0)):
+        path = RandomModel(head_dim=head_dim).write(tmp_path / f"{head_dim}.gguf")
+        model = load_model(path, cpu_backend())[0]
+        found = learn_codebooks(model, [IDS], plan)
+        assert len(found) == n_found
+        assert found == learn_codebooks(model, [IDS], replace(plan, kv_rotation="off"))
+    model = load_model(RandomModel().write(tmp_path / "64.gguf"), cpu_backend())[0]
+    assert learn_codebooks(model, [IDS], plan) == learn_codebooks(
+        model, [IDS], replace(plan, kv_rotation="on")
+    )
+    assert learn_codebooks(model, [IDS], plan) != learn_codebooks(
+        model, [IDS], replace(plan, kv_rotation="off")
+    )
 
 
 def test_layers_with_codebooks_of_both_kinds_are_named() -> None:
