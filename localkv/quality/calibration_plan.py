@@ -80,7 +80,8 @@ class Plan:
         )
 
     def least_bits(self, config: ModelSpec) -> float:
-        """Bits per value of a cache of nothing but the smallest types; 0 without K and V."""
+        """Bits per value of a cache of nothing but the smallest types that are measured; 0 without
+        K and V."""
         n_bytes = sum(
             len(group.layers) * group.n_kv_heads * self._least_row_bytes(dim)
             for group in config.groups
@@ -89,7 +90,7 @@ class Plan:
         return 8 * n_bytes / kv_values_per_token(config) if n_bytes else 0.0
 
     def _least_row_bytes(self, dim: int) -> int:
-        formats = [KV_FORMATS[name] for name in self.types]
+        formats = [KV_FORMATS[name] for name in (BASE, *self.with_tail(max(self.tails)))]
         return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
 
     def of_all_layers(self, model: Transformer) -> dict[str, LayerTypes]:

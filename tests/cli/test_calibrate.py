@@ -19,6 +19,10 @@ from localkv.cache.profile_file import read_profile, write_profile
 from localkv.cli.calibrate.progress import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_spec import model_spec
+from localkv.quality.calibration_plan import Plan, sensible_types
+from support.random_model import RandomModel
 from support.tiny_model import write_tiny_model
 
 MEASURE = ("--tokens", "64", "--types", "q8_0,q4_0", "--bits", "4.5,5.5,6.5", "-t", "2")
@@ -101,7 +105,7 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
 def test_types_are_found_with_a_tail_and_without(program, measured: Path, tmp_path: Path) -> None:
     """Those by channel only with one; a cache says which it got."""
     path = tmp_path / "p.json"
-    asked = ("--types", "q8_0,q8_0c", "--bits", "8.5", "--tokens", "200", "-o", path)
+    asked = ("--types", "q8_0,q8_0c", "--bits", "8.5", "--tokens", "256", "-o", path)
     done = program("calibrate", "-m", measured, *asked)
     assert done.code == 0, done.err
     profile = read_profile(path)
@@ -163,7 +167,15 @@ def test_a_model_is_in_memory_once(
             ("--types", "q4_0", "--bits", "5,4"),
             "error: --bits 4 holds none of the types, the smallest of which has 4.5",
         ),
+        (("--bits", ","), "error: --bits ,: not a list of bits per value"),
         (("--kv-tail", "0,x"), "error: --kv-tail 0,x: not a list of tokens"),
+        (("--kv-tail", "1_0"), "error: --kv-tail 1_0: not a list of tokens"),
+        (("--kv-tail", "0,1048577"), "error: --kv-tail 0,1048577: not a list of tokens"),
+        (
+            ("--tokens", "255"),
+            "error: a tail of 64 tokens is measured with 256 tokens at a time at least, and these "
+            "are 255",
+        ),
         (
             ("--types", "q4_0,q4_1c", "--kv-tail", "0"),
             "error: --types q4_1c packs 32 tokens together, and --kv-tail 0 measures types that",
@@ -181,6 +193,23 @@ def test_what_cannot_be_measured(
     result = program("calibrate", "-m", measured, *flags)
     assert result.code == 2
     assert result.err_lines[0].startswith(said)
+
+
+def test_no_budget_holds_any_types(
+    program, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured in vain: a profile without types by layer is none."""
+    heads = RandomModel(n_layers=1, head_dim=80).write(tmp_path / "80.gguf")
+    least = Plan(tuple(sensible_types())).least_bits(model_spec(open_gguf(heads)))
+    assert least == 16
+    monkeypatch.setattr(Plan, "least_bits", lambda plan, config: least)
+    done = program("calibrate", "-m", measured, "-o", tmp_path / "p.json")
+    assert (done.code, done.err_lines[0]) == (
+        2,
+        "error: the smallest types that go with this model's heads have 16 bits per value, and 8.5 "
+        "is the largest budget",
+    )
+    assert not (tmp_path / "p.json").exists()
 
 
 @pytest.mark.slow

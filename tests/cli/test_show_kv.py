@@ -234,6 +234,7 @@ def test_attention_and_the_profile_of_a_model(
     assert "attention with q4_0/q8_0: how far its output moves from f16's" in text
     path, measured = tmp_path / "own.kv.json", tmp_path / "calibrated.svg"
     run = ("--tokens", "64", "--types", "q8_0,q4_0", "--bits", "5,6.5", "--smooth", "0")
+    run += ("--kv-tail", "0")
     done = program("calibrate", "-m", tiny_model, *run, "-o", path, "--plot", measured)
     assert done.code == 0, done.err
     assert ElementTree.parse(measured).getroot().tag.endswith("svg")

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cache.tail import DEFAULT_TAIL
+from localkv.cli.calibrate.lists import (
+    budgets_of,
+    check_budgets,
+    check_tails,
+    tails_of,
+    types_of,
+)
 from localkv.cli.calibrate.progress import CalibrateProgress
 from localkv.cli.calibrate.report import report, report_lines
 from localkv.cli.model.file import named_or_shipped
 from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.options import json_option, option
-from localkv.cli.options.cache_pairs import require_cache_type
 from localkv.cli.options.loading import loading_options, unoffered_values
 from localkv.cli.output.messages import note, warn
 from localkv.cli.output.picture_file import check_plot
@@ -23,9 +29,7 @@ from localkv.cli.output.text_output import TextOutput, check_writable
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.option_types import Whole
 from localkv.cli.parsing.prompt import read_file, without_final_newline
-from localkv.config import MOST_EXACT
 from localkv.errors import UsageError, counted, printable
-from localkv.formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -62,9 +66,9 @@ def _run(
         check_writable(Path(output))
     if plot_file is not None:
         check_plot(plot_file)
-    names = _types(types)
-    budgets = _budgets(bits)
-    tails = _tails(kv_tail, names)
+    names = types_of(types)
+    budgets = budgets_of(bits)
+    tails = tails_of(kv_tail, names)
     text = None if file is None else without_final_newline(read_file(file, "the text"))
     if unnamed:
         note(unnamed)
@@ -80,6 +84,7 @@ def _run(
     from localkv.quality.kv_profile import measure
 
     chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
+    check_tails(tails, max(map(len, chunks)))
     plan = Plan(
         tuple(names or sensible_types()),
         tuple(budgets or BUDGETS),
@@ -89,7 +94,7 @@ def _run(
         pairs=of_presets(),
         tails=tails,
     )
-    _check_budgets(budgets, plan.least_bits(llm.config))
+    check_budgets(budgets, plan.budgets, plan.least_bits(llm.config))
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
@@ -143,54 +148,6 @@ def _smoothed(
     del model
     llm.close()  # its backend, too, whose chains keep weights
     return load_model(gguf, select_backend(device), smoothing=smoothing)[0], smoothing
-
-
-def _types(text: str | None) -> list[str]:
-    """The types that `--types` names, f16 in front of them; none if it is not given."""
-    names = [item.strip().lower() for item in (text or "").split(",") if item.strip()]
-    for name in names:
-        require_cache_type(name, "--types: ")
-    if text is not None and not set(names) - {"f16"}:
-        raise UsageError("--types names no type to compare with f16", hint="as in q8_0,q5_1,q4_0")
-    return list(dict.fromkeys(["f16", *names])) if names else []
-
-
-def _budgets(text: str | None) -> list[float]:
-    try:
-        found = [float(item) for item in (text or "").split(",") if item.strip()]
-    except ValueError:
-        found = [-1.0]
-    if any(not 0 < bits <= 32 for bits in found):
-        raise UsageError(f"--bits {text}: not a list of bits per value", hint="as in 4.5,5,6")
-    return found
-
-
-def _tails(text: str, names: list[str]) -> tuple[int, ...]:
-    """The tails that `--kv-tail` names."""
-    try:
-        tails = tuple(dict.fromkeys(int(item) for item in text.split(",")))
-    except ValueError:
-        tails = (-1,)
-    if any(not 0 <= tail <= MOST_EXACT for tail in tails):
-        raise UsageError(f"--kv-tail {text}: not a list of tokens", hint="as in 0,64")
-    needing = [name for name in names if KV_FORMATS[name].group_tokens > 1]
-    if needing and not any(tails):
-        raise UsageError(
-            f"--types {needing[0]} packs {KV_FORMATS[needing[0]].group_tokens} tokens together, "
-            "and --kv-tail 0 measures types that need no tail",
-            hint=f"as in --kv-tail 0,{DEFAULT_TAIL}",
-        )
-    return tails
-
-
-def _check_budgets(budgets: list[float], least: float) -> None:
-    """Refuse, before anything is measured, fewer bits than the smallest of the types has."""
-    for bits in budgets:
-        if bits < least:
-            raise UsageError(
-                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
-                hint=f"as in --bits {least:g}, or with smaller --types",
-            )
 
 
 def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:
