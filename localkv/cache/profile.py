@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from localkv.cache.tail import FEW_BITS
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import UsageError
+from localkv.formats import KV_FORMATS
 from localkv.formats.codebooks import Codebook
 
 if TYPE_CHECKING:
@@ -129,6 +131,17 @@ class TypeList:
     kv_sink: int | None = None
 
     @property
+    def has_exact_rows(self) -> bool:
+        """Whether a cache with these types has a tail or a sink, which older files don't say: types
+        have it by themselves then."""
+        names = {name for pair in self.layers if pair is not None for name in pair}
+        formats = [KV_FORMATS[name] for name in names]
+        sink = self.kv_sink
+        if sink is None:
+            sink = any(8 * fmt.block_bytes < FEW_BITS * fmt.block_size for fmt in formats)
+        return bool(self.kv_tail or sink or any(fmt.group_tokens > 1 for fmt in formats))
+
+    @property
     def size_in_words(self) -> str:
         """The bits of packed rows, and the tail, for people."""
         tail = f" and a tail of {self.kv_tail} tokens in f16" if self.kv_tail else ""
@@ -173,7 +186,7 @@ class KVProfile:
     @property
     def without_tail(self) -> tuple[TypeList, ...]:
         """The types by layer that take their packed rows and nothing else, in any context."""
-        return tuple(one for one in self.lists if not (one.kv_tail or one.kv_sink))
+        return tuple(one for one in self.lists if not one.has_exact_rows)
 
     def within(self, bits: float, takes: Callable[[TypeList], float]) -> TypeList:
         """The types by layer that diverge least within a budget.

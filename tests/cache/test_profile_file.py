@@ -18,6 +18,7 @@ from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, pa
 from localkv.cache.profile_file import read_profile, write_profile
 from localkv.cache.profiled import ProfiledCache, profiled
 from localkv.cache.scales import read_kv_scales
+from localkv.cache.tail import ExactRows, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 
@@ -189,6 +190,27 @@ def test_types_within_bits() -> None:
     assert [line.split(":")[0] for line in shorter.warnings] == [
         "the types by layer were measured with a tail of 64, not 32"
     ]
+
+
+def test_types_of_packed_rows_only() -> None:
+    """Older files don't say which tail and sink types had by themselves."""
+    for k, tail, sink, exact in (
+        ("q4_0", 0, 0, False),
+        ("q4_0", 64, 0, True),
+        ("q4_0", 0, 4, True),
+        ("q4_0", None, None, False),
+        ("q3_0", None, None, True),
+        ("q3_0", 0, 0, False),
+        ("q4_1c", None, None, True),
+    ):
+        types = TypeList(((k, "q8_0"), None), 6.0, 1, 0.1, 0.1, tail, sink)
+        assert types.has_exact_rows == exact
+        found = replace(PROFILE, lists=(types,))
+        assert found.without_tail == (() if exact else (types,))
+        cache = CacheConfig(n_ctx=1 << 12)
+        taken = chosen(cache, found, 99, names_types=False).cache
+        group = CacheGroup(2, 32, 32, 0, (0,))
+        assert (exact_rows(taken, group, (k, "q8_0")) != ExactRows()) == exact
 
 
 def test_scales_of_a_profile(tmp_path: Path) -> None:

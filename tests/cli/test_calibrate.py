@@ -76,9 +76,12 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
             said = "KV profile: 6.5 bits" if own > best.verified else "preset speed: -ctk q8_0"
             assert preset.err_lines[0].startswith(said)
     write_profile(kept, profile)
-    # one of fewer bits than any types by layer has its own pair
-    small = program("complete", "-m", measured, *ask, "--preset", "memory")
-    assert small.err_lines[0] == "preset memory: -ctk q3_1c -ctv q3_1"
+    # one of fewer bits than any types by layer has its own pair, even if that was not measured
+    for pairs in (profile.pairs, {}):
+        write_profile(kept, replace(profile, pairs=pairs))
+        small = program("complete", "-m", measured, *ask, "--preset", "memory")
+        assert small.err_lines[0] == "preset memory: -ctk q3_1c -ctv q3_1"
+    write_profile(kept, profile)
     # types on the command line win
     named = program("complete", "-m", measured, *ask, "--kv-profile", "auto", "-ctk", "q8_0")
     assert "layer_types" not in json.loads(named.out)["cache"]

@@ -74,7 +74,7 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
             name = _found(model) if usable else None
         if name is None:
             return {}
-        if (profile := _read(name, model)) is not None and _has_no_better(profile, preset, bits):
+        if (profile := _read(name, model)) is not None and _takes_own(profile, preset, bits):
             return {"kv_profile": str(name)} if profile.smoothing_name else {}
     if name is None and bits is None:
         return {}
@@ -111,14 +111,12 @@ def _read(name: str | Path, model: Path) -> KVProfile | None:
     return None if path is None else read_profile(path)
 
 
-def _has_no_better(profile: KVProfile, preset: str, bits: float) -> bool:
-    """Whether a preset's own pair was measured, and types by layer of at most its bits diverge no
-    less, or there are none."""
-    own = profile.pairs.get(f"{PRESETS[preset].type_k}/{PRESETS[preset].type_v}")
-    if own is None:
-        return False
+def _takes_own(profile: KVProfile, preset: str, bits: float) -> bool:
+    """Whether a preset has its own pair: there are no types by layer of at most its bits in every
+    context, or they were measured to diverge no less."""
     fitting = [one.verified for one in profile.without_tail if one.bits <= bits]
-    return not fitting or own <= min(fitting)
+    own = profile.pairs.get(f"{PRESETS[preset].type_k}/{PRESETS[preset].type_v}")
+    return not fitting or (own is not None and own <= min(fitting))
 
 
 def _given_types(values: Mapping[str, Any]) -> bool:
