@@ -14,15 +14,21 @@ import pytest
 import localkv.engine.api.loaded_engine as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
+from localkv.cache.layer_types import in_words
 from localkv.cache.profile import KVProfile, TypeList
 from localkv.cache.profile_file import read_profile, write_profile
 from localkv.cli.calibrate.progress import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_hash import model_hash
 from localkv.loader.model_spec import model_spec
+from localkv.loader.weights import load_model
+from localkv.memory.kv_bytes import mean_bits_of
 from localkv.quality.calibration_plan import Plan, sensible_types
-from support.random_model import RandomModel
+from localkv.quality.kv_profile import measure
+from support.random_model import RandomModel, variant
 from support.tiny_model import write_tiny_model
 
 MEASURE = ("--tokens", "64", "--types", "q8_0,q4_0", "--bits", "4.5,5.5,6.5", "-t", "2")
@@ -255,6 +261,41 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     assert {(one["type_k"], one["type_v"]) for one in json.loads(bench.out)} == {shown}
     twice = program("bench", "-m", measured, *run, "--kv-profile", path, "-ctk", "q8_0")
     assert twice.err_lines[0] == "error: --kv-profile names the cache types"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", [0, 64])
+def test_a_planned_cache_is_what_its_command_gets(program, tmp_path: Path, tail: int) -> None:
+    """With windows, types may take more bits and fewer bytes than others that diverge less."""
+    path = variant("gemma3", n_ctx=1 << 16).write(tmp_path / "model.gguf")
+    model = load_model(path, cpu_backend())[0]
+    windows = [group for group in model.config.groups if group.reach]
+    plan = Plan(("f16", "q8_0"), (8.5,), n_ctx=64, tails=(0,))
+    profile = measure(model, [list(range(64))], plan, digest=model_hash(open_gguf(path)), text="t")
+
+    def types(in_windows: str, elsewhere: str, verified: float) -> TypeList:
+        names = [in_windows if i in windows[0].layers else elsewhere for i in range(3)]
+        pairs = tuple((name, name) for name in names)
+        bits = mean_bits_of(CacheConfig(layer_types=pairs), model.config)
+        return TypeList(pairs, bits, 1, verified, verified, tail, 0)
+
+    lists = (types("q8_0", "q4_0", 0.02), types("q4_0", "q8_0", 0.01), types("q2_0", "q2_0", 0.9))
+    assert len(windows[0].layers) == 2
+    file = tmp_path / "p.json"
+    write_profile(file, replace(profile, lists=lists))
+    for n_ctx in (2048, 1 << 16):
+        for most in (0.9, 0.02, 0.01):
+            asked = ("plan", path, "-dev", "cpu", "-c", n_ctx, "--kv-profile", file)
+            planned = program(*asked, "--memory", "1GiB", "--max-kld", most)
+            by_layer = planned.out.splitlines()
+            bits = re.search(r"--kv-bits (\S+)", by_layer[-1])
+            if bits is None:  # f16 takes no more
+                assert tail == 64
+                assert n_ctx == 2048
+                continue
+            options = {"device": "cpu", "progress": False, "kv_profile": file}
+            llm = LLM(path, n_ctx=n_ctx, kv_bits=float(bits[1]), **options)
+            assert f"K/V: {in_words(llm.cache.layer_types)}" == by_layer[-2]
 
 
 def test_kernels_that_are_compiled_first_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,8 @@ class LayerFit:
         types: the profile's.
         plan: the memory with the requested context.
         fits: all of it.
-        bits: per value in the context, or in the longest that fits, with the tail and the sink.
+        used_context: tokens of the context if that fits, else of the longest that does.
+        bits: per value in that one, with the tail and the sink.
         longest: tokens of the longest context that fits; 0 for none.
         token_ms: of a token with the whole context before it, as the machine that measured has it.
     """
@@ -60,6 +61,7 @@ class LayerFit:
     types: TypeList
     plan: MemoryPlan
     fits: bool
+    used_context: int
     bits: float
     longest: int
     token_ms: float
@@ -68,6 +70,11 @@ class LayerFit:
     def n_bytes(self) -> int:
         """Of K and V in the context."""
         return self.plan.cache_k + self.plan.cache_v
+
+    @property
+    def asked_bits(self) -> float:
+        """`bits` as a command line asks for them."""
+        return math.ceil(1000 * self.bits - 1e-6) / 1000
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class ProfilePlan:
         ]
         if self.chosen is None:
             return found
-        bits = math.ceil(1000 * self.chosen.bits - 1e-6) / 1000
+        bits = self.chosen.asked_bits
         found.append(f"K/V: {in_words(self.chosen.types.layers)}")
         n_ctx = self.n_ctx if self.chosen.fits else self.chosen.longest
         if not n_ctx:
@@ -204,6 +211,7 @@ def profile_plan(
     """What a profile has for a request; `memory` is as `smoothed_memory` has it."""
     f16 = memory.plan(replace(with_one_pair(cache, "f16", "f16"), kv_tail=None, kv_sink=None))
     fits = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
+    fits = [one for one in fits if _is_taken(one, profile, memory, cache)]
     rows = _useful([one for one in fits if one.n_bytes < f16.cache_k + f16.cache_v])
     if not rows:
         least = byte_size(min(one.n_bytes for one in fits))
@@ -224,6 +232,18 @@ def _useful(rows: list[LayerFit]) -> list[LayerFit]:
     return kept[::-1]
 
 
+def _is_taken(row: LayerFit, profile: KVProfile, memory: ModelMemory, cache: CacheConfig) -> bool:
+    """Whether a cache of as many bits gets these types. Bits count all layers alike, and bytes
+    those less that have a window, so that others may diverge less in fewer bits but more bytes."""
+    used = replace(cache, n_ctx=row.used_context)
+    groups, n_batch = memory.config.groups, memory.n_batch
+
+    def takes(one: TypeList) -> float:
+        return allocated_bits(with_profile_types(used, one), groups, n_batch)
+
+    return profile.within(row.asked_bits, takes) is row.types
+
+
 def _fit(
     types: TypeList, profile: KVProfile, memory: ModelMemory, cache: CacheConfig, budget: Budget
 ) -> LayerFit:
@@ -236,9 +256,9 @@ def _fit(
     seconds = profile.token_seconds + (read / profile.bandwidth if profile.bandwidth else 0.0)
     longest = memory.longest_context(asked, budget.n_bytes)
     fits = plan.total <= budget.n_bytes
-    used = asked if fits or not longest else replace(asked, n_ctx=longest)
-    bits = allocated_bits(used, memory.config.groups, memory.n_batch)
-    return LayerFit(types, plan, fits, bits, longest, 1000 * seconds)
+    used = cache.n_ctx if fits or not longest else longest
+    bits = allocated_bits(replace(asked, n_ctx=used), memory.config.groups, memory.n_batch)
+    return LayerFit(types, plan, fits, used, bits, longest, 1000 * seconds)
 
 
 def _choice(
