@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from localkv.formats.base import Codec, QuantFormat
 from localkv.formats.bits import Bytes, Floats
-from localkv.formats.codebooks import Codebook
+from localkv.formats.codebooks import STEPS, Codebook
 
 
 def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
     """A codebook as kernels read it: float32 [20], 16 numbers, of which the last ones may be the
-    same, and in the place of four more the bytes of these, each 128 larger."""
+    same, and in the place of four more the bytes of these, each 128 larger; of numbers that are
+    even the halves of that."""
     padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])
-    as_bytes = (padded + 128).astype(np.uint8).view(np.float32)
+    as_bytes = ((padded + 128) // STEPS[len(codebook)]).astype(np.uint8).view(np.float32)
     return np.concatenate((padded.astype(np.float32), as_bytes))
 
 

@@ -8,7 +8,9 @@ outliers of a row in the row). A last block without a second one has no outlier.
 The scale has the sign of the block's extreme, so that a codebook, which need not be symmetric, has
 one end for it. It is the one of the least squared error of some codes: of those for the scale that
 takes the extreme to 127, and for scales somewhat smaller and larger. The sums that it takes are of
-integers, so that kernels may add in any order.
+integers, so that kernels may add in any order. Beside 16 numbers a scale has six significant bits,
+so that 136 times it is an fp16 number, which a GPU takes off all values of a block
+(`triton_primitives/codebook_ptx.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ STRETCHES = (1.0, 1.125, 0.875)
 """How many times as large values become as with their extreme at 127, to choose codes."""
 FRACTION = 256
 """Parts of a codebook's unit, in which values are integers where a scale is fitted."""
+ROUNDED = 16
+"""How many numbers have scales of `SIX_BITS`."""
+SIX_BITS = 18
+"""Bits of a float32 that are 0 in one with six significant bits."""
+SIX_BIT_LIMIT = 64512.0
+"""The largest such number that is one of fp16's."""
 
 
 @ieee
@@ -127,8 +135,15 @@ def _fitted_scale(x: Floats, kept: np.ndarray, codebook: Sequence[int]) -> Float
         gain = products * fit
         factor = np.where(gain > best, fit / FRACTION, factor)
         best = np.maximum(best, gain)
-    scale: Floats = np.clip(d * factor, -F16_LIMIT, F16_LIMIT)
-    return scale
+    limit = SIX_BIT_LIMIT if len(codebook) == ROUNDED else F16_LIMIT
+    scale: Floats = np.clip(d * factor, -limit, limit)
+    return six_bits(scale) if len(codebook) == ROUNDED else scale
+
+
+def six_bits(x: Floats) -> Floats:
+    """The nearest numbers of six significant bits, halfway those further from 0; a NaN is one."""
+    bits = (x.view(np.uint32) + np.uint32(1 << (SIX_BITS - 1))) >> SIX_BITS << SIX_BITS
+    return np.where(np.isnan(x), x, bits.view(np.float32))
 
 
 @ieee

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.formats.codebook_rows import scaled_inliers
-from localkv.formats.codebooks import LARGEST, Codebook, check_codebook
+from localkv.formats.codebooks import LARGEST, STEPS, Codebook, check_codebook
 
 Floats = NDArray[np.float32]
 
@@ -48,14 +48,17 @@ def _means(values: Floats, n: int, start: Codebook) -> Codebook:
         members = below[ends] - below[starts]
         sums = moments[ends] - moments[starts]
         centres = np.where(members > 0, sums / np.maximum(members, 1), centres)
-    return _distinct(np.rint(centres).astype(int).tolist())
+    step = STEPS[n]
+    parts = _distinct(np.rint(centres / step).astype(int).tolist(), LARGEST // step)
+    return tuple(part * step for part in parts)
 
 
-def _distinct(values: list[int]) -> Codebook:
-    """The same numbers, moved apart where two are equal."""
+def _distinct(values: list[int], largest: int) -> Codebook:
+    """The same numbers, of at most `largest`, moved apart where two are equal."""
+    values[0] = max(values[0], -largest)
     for i in range(1, len(values)):
         values[i] = max(values[i], values[i - 1] + 1)
-    values[-1] = min(values[-1], LARGEST)
+    values[-1] = min(values[-1], largest)
     for i in reversed(range(len(values) - 1)):
         values[i] = min(values[i], values[i + 1] - 1)
     return tuple(values)

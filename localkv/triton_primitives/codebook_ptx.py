@@ -15,22 +15,10 @@ from localkv.triton_primitives.ptx import (
     three_bit_codes,
 )
 
-
-@triton.constexpr_function
-def as_halves(found, low, high):
-    """The bytes of a word of table entries, 128 too large, as pairs of fp16: those of even places
-    become `low`, those of odd ones `high`."""
-    return f"""
-        prmt.b32 p, {found}, m, {BYTES_0_2};
-        sub.f16x2 {low}, p, o;
-        prmt.b32 p, {found}, m, {BYTES_1_3};
-        sub.f16x2 {high}, p, o;"""
-
-
 OF_HALVES = f"""
         mov.b32 m, 0x64646464;
         mov.b32 o, {pair(plus_1024(128))};"""
-"""Constants of `as_halves`."""
+"""Constants of `number_pairs_ptx`."""
 
 
 @triton.constexpr_function
@@ -209,30 +197,82 @@ def look_up_eight_ptx():
 
 
 @triton.constexpr_function
-def look_up_sixteen_ptx():
-    """$4: four bytes; from $5 on four times each: words of a table of 16 bytes, a scale in the
-    lower half of a word, the results of `outlier_ptx`, and what the last of these is for an outlier
-    of these bytes -> $0, $1: the values of the low nibbles, which are entries less 128 times the
-    scale; $2, $3: of the high ones.
+def _entries(word):
+    """The entries of a word's eight codes as bytes: those of its lower half in `u`, of the upper
+    one in `v`.
 
-    `prmt` itself is a table of eight bytes for four nibbles; bit 3 of a nibble chooses between two.
+    `prmt` itself is a table of eight bytes for four nibbles. Where bit 3 of a nibble is set it
+    yields the sign of the entry instead, which is 0 in all of them. So of two tables one yields the
+    entry and the other one nothing, if that bit is turned over for one of them.
     """
+    codes = f"${16 + word}"
+    return f"""
+        xor.b32 n, {codes}, 0x88888888;
+        prmt.b32 x, $20, $36, {codes};
+        prmt.b32 y, $52, $68, n;
+        xor.b32 u{word}, x, y;
+        shr.u32 s, {codes}, 16;
+        shr.u32 n, n, 16;
+        prmt.b32 x, $20, $36, s;
+        prmt.b32 y, $52, $68, n;
+        xor.b32 v{word}, x, y;"""
+
+
+@triton.constexpr_function
+def _values(result):
+    """Two entries as values: an entry n below the byte 0x58 is 128 + n / 8, of which a scale and
+    `c` make twice n - 64 times the scale, over 16."""
+    entries = f"{'uv'[result % 2]}{result % 8 // 2}"
+    return f"""
+        prmt.b32 p, {entries}, $84, {(BYTES_0_2, BYTES_1_3)[result // 8]};
+        fma.rn.f16x2 ${result}, p, d, c;"""
+
+
+@triton.constexpr_function
+def _with_outlier(result):
+    """Add what is missing to an outlier, if it is one of these values. A branch around a single
+    instruction becomes a condition of that instruction, and its bits several conditions at once."""
+    return f"""
+        and.b32 n, k, {1 << result};
+        setp.ne.b32 is, n, 0;
+        @!is bra L{result};
+        fma.rn.f16x2 ${result}, m, o, ${result};
+        L{result}:"""
+
+
+@triton.constexpr_function
+def look_up_sixteen_ptx():
+    """$16 to $19: sixteen bytes of nibbles; from $20 on sixteen times each: four words of a table
+    of 16 bytes below 128; bytes 0x58 ($84); two scales ($100); an outlier's fp16 and above it its
+    place among 64 ($116); the selector of the outlier and the scale ($132); a bit that the place
+    turns to where the outlier is, from the first byte on ($148) -> $0 to $7: values of the low
+    nibbles over 16, as pairs of fp16; $8 to $15: of the high ones.
+
+    Over 16, so that 136 times a scale is finite. Scales stay within 256, and what is missing within
+    32768, half of fp16's range each. `o` is 1/16 for the half of a pair that the outlier is, and 0
+    for the other one; `k` has a bit for each result.
+    """
+    entries = "".join(_entries(word) for word in range(4))
+    values = "".join(_values(result) for result in range(16))
+    outliers = "".join(_with_outlier(result) for result in range(16))
+    part = half_bits(1 / 16)
     return f"""{{
-        .reg .b32 a, d, s, x, y, u, v, m, o, p, g;
-        and.b32 a, $4, 0x77777777;
-        shr.u32 s, $4, 1;
-        lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
-        prmt.b32 x, $5, $9, a;
-        prmt.b32 y, $13, $17, a;
-        prmt.b32 u, x, y, s;
-        shr.u32 a, a, 16;
-        shr.u32 s, s, 16;
-        prmt.b32 x, $5, $9, a;
-        prmt.b32 y, $13, $17, a;
-        prmt.b32 v, x, y, s;{OF_HALVES}{as_halves("u", "$0", "$2")}{as_halves("v", "$1", "$3")}
-        prmt.b32 d, $21, 0, 0x1010;
-        mul.f16x2 $0, $0, d;
-        mul.f16x2 $1, $1, d;
-        mul.f16x2 $2, $2, d;
-        mul.f16x2 $3, $3, d;{_add_outlier(range(4), "$45", 25)}
+        .reg .b32 a, c, d, k, m, n, o, p, s, x, y, u0, u1, u2, u3, v0, v1, v2, v3;
+        .reg .b16 low, high;
+        .reg .pred is;
+        prmt.b32 a, $116, $100, $132;
+        mov.b32 n, 0x{half_bits(256):04X}{half_bits(32768):04X};
+        min.NaN.f16x2 a, a, n;
+        mov.b32 n, 0x{half_bits(-256):04X}{half_bits(-32768):04X};
+        max.NaN.f16x2 a, a, n;
+        mov.b32 {{low, high}}, a;
+        mov.b32 m, {{low, low}};
+        mov.b32 d, {{high, high}};
+        mov.b32 c, {pair(half_bits(-136))};
+        mul.f16x2 c, d, c;
+        and.b32 n, $116, 0x10000;
+        setp.ne.b32 is, n, 0;
+        selp.b32 o, 0x{part:04X}0000, 0x{part:04X}, is;
+        shr.u32 n, $116, 17;
+        shf.l.wrap.b32 k, $148, $148, n;{entries}{values}{outliers}
     }}"""

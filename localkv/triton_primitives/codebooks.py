@@ -27,20 +27,27 @@ GROUP_BITS = tl.constexpr(OF_GROUP)
 
 
 @triton.jit
-def _number(code, words):
-    """The entries of codes (uint8) in a table of one word, of two, or of four."""
+def _entry(code, words):
+    """1024 and the entries of codes (uint8) in a table of one word, of two, or of four, fp16."""
     word = words[0] + tl.zeros(code.shape, tl.int32)
     for i in tl.static_range(1, len(words)):
         word = tl.where(code // 4 == i, words[i], word)
     entry = (word >> ((code & 3) * 8).to(tl.int32)) & 0xFF
-    return plus_1024(entry.to(tl.uint8)) - 1152.0
+    return plus_1024(entry.to(tl.uint8))
+
+
+@triton.jit
+def _number(code, words):
+    """Their entries as numbers."""
+    return _entry(code, words) - 1152.0
 
 
 @triton.jit
 def numbers_of_nibbles(q, words):
-    """uint8 [...] -> the numbers of its low and of its high nibble, fp16 [...] each; four words.
-    What `look_up_sixteen` is compared with, as those below with the others."""
-    return _number(q & 15, words), _number(q >> 4, words)
+    """uint8 [...] -> the numbers of its low and of its high nibble, fp16 [...] each; four words,
+    with halves of numbers. What `look_up_sixteen` is compared with, as those below with the
+    others."""
+    return (_entry(q & 15, words) - 1088.0) * 2.0, (_entry(q >> 4, words) - 1088.0) * 2.0
 
 
 @triton.jit
@@ -61,11 +68,14 @@ def numbers_of_three_bits(q, thirds, lane, words):
 
 @triton.jit
 def words_of_table(table, N: tl.constexpr):
-    """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes. For GPUs alone.
+    """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes; behind four of them
+    a word of bytes 0x58. For GPUs alone.
 
     Loaded by assembly that counts as pure, as no load of Triton's does, so that it is moved out of
     loops. Four words, which byte permutations take, are to be in each thread's registers: the
-    address has a part that is always 0, so that it does not look the same for all threads.
+    address has a part that is always 0, so that it does not look the same for all threads. Nor
+    does the fifth word look like a constant: as one it would take the place of the permutation's
+    selector in the instruction, which would need a register each time.
     """
     address = table.to(tl.int64)
     if N == 1:
@@ -91,12 +101,13 @@ def words_of_table(table, N: tl.constexpr):
                 mov.u32 n, %ntid.x;
                 div.u32 t, t, n;
                 cvt.u64.u32 a, t;
-                add.u64 a, a, $4;
+                add.u64 a, a, $5;
                 ld.global.nc.v4.b32 {$0, $1, $2, $3}, [a];
+                add.u32 $4, t, 0x58585858;
             }""",
-            "=r,=r,=r,=r,l",
+            "=r,=r,=r,=r,=r,l",
             [address],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,
             pack=1,
         )
@@ -248,32 +259,33 @@ def look_up_eight(q, thirds, tables, outlier, group):
 
 
 @triton.jit
-def look_up_sixteen(q, words, d, outlier, group):
-    """uint8 [...] -> the values of its low and of its high nibble, fp16 [...] each. For GPUs alone.
+def look_up_sixteen(q, words, d, o, half, turn):
+    """uint8 [...] -> the values of its low and of its high nibble over 16, fp16 [...] each. For
+    GPUs alone.
+
+    A thread has runs of bytes of a row and block, of sixteen if it has so many, of eight or four.
 
     Args:
-        words: of `words_of_table`, four.
-        d: a scale, fp16 in the lower half of int32 [...].
-        outlier, group: as `look_up_eight` has them.
+        words: of `words_of_table`, five.
+        d, o: int32 [...], the same for each 32 bytes of `q`: two fp16 scales, and an outlier's fp16
+            with its place above it.
+        half, turn: int32 [...], of `places_of_nibbles`.
     """
     return tl.inline_asm_elementwise(
         look_up_sixteen_ptx(),
-        "=r,=r,=r,=r" + ",r" * 45,
-        [
-            q,
-            words[0],
-            words[1],
-            words[2],
-            words[3],
-            d,
-            outlier[0],
-            outlier[1],
-            outlier[2],
-            outlier[3],
-            outlier[4],
-            group,
-        ],
+        "=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r" + ",r" * 148,
+        [q, words[0], words[1], words[2], words[3], words[4], d, o, half, turn],
         dtype=(tl.float16, tl.float16),
         is_pure=True,
-        pack=4,
+        pack=16,
     )
+
+
+@triton.jit
+def places_of_nibbles(N: tl.constexpr):
+    """For N bytes of nibbles, 16 of each block, int32 [N] each: the selector of what is missing to
+    an outlier and of the block's scale; and which bit a number of pairs among 32, to which an
+    outlier belongs, must turn to the left to tell the pair's place from the byte's on."""
+    byte = tl.arange(0, N)
+    second = byte // 16 % 2
+    return 0x5410 + 0x2200 * second, 1 << ((-16 * second - byte % 16 // 2) & 31)

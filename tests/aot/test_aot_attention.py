@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -50,7 +51,7 @@ DECODE_BUDGET = {
     "q2_0": 32,
     "q8_t": 34.5,
     "q4_t": 34.5,
-    "nuq4": 51,
+    "nuq4": 41.25,
     "nuq3": 41.5,
     "nuq2": 36,
     "fp8_e4m3": 40,
@@ -168,6 +169,27 @@ def test_halves_beside_codes(arch: int, type_k: str, type_v: str) -> None:
 def test_most_queries_of_wide_heads(arch: int, type_k: str, type_v: str) -> None:
     """Eight heads and four new tokens, the most that are not a prompt's."""
     checked(decode_kernel, arch, (type_k, type_v), 512, group=8, n_new=4)
+
+
+@gpus_in_turn(
+    "kernel,head_dim,group",
+    [(decode_kernel, 64, 8), *product((prefill_kernel, decode_kernel), (64, 128, 256), (4,))],
+    (100, 90, 86, 120),
+)
+def test_sixteen_numbers_are_looked_up_in_runs(
+    arch: int, kernel: Any, head_dim: int, group: int
+) -> None:
+    """What is the same for sixteen bytes `look_up_sixteen` takes from the first one alone. Where
+    tiles are small threads have fewer, one after the other."""
+    compiled, tiles = build(kernel, arch, "nuq4", "nuq4", head_dim, group=group)
+    code = compiled.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = #ttg.blocked<{sizePerThread = \[1, (\d+)\]", code, re.M))
+    results = r"packed_element = 16.*?-> tensor<(\d+)x(\d+)xf16, (#\w+)>"
+    found = re.findall(results, code)
+    assert len(found) >= 2, "of K and V"
+    for rows, n_bytes, layout in found:
+        share = int(rows) * int(n_bytes) // (32 * tiles.warps)
+        assert int(layouts[layout]) == min(16, share)
 
 
 @gpus_in_turn("window", [1, 2], (90, 86, 100))

@@ -116,6 +116,7 @@ def test_unpack(arch: int, name: str) -> None:
         {
             "READ": codec.read_tile,
             "COLUMNS": codec.columns,
+            "UNIT": getattr(codec, "UNIT", 1.0),
             "N_KV_HEADS": 8,
             "HEAD_DIM": 128,
             "WIDTH": 128,

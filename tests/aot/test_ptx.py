@@ -166,19 +166,72 @@ def test_values_of_codebooks_of_eight(first: int) -> None:
             np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
-@pytest.mark.parametrize("first", [0, 44])
+def block_of_sixteen(d: float, other: float, missing: float, place: int, first: int) -> list[Words]:
+    """What bytes from byte `first` of two blocks on take beside their words, scales included."""
+    second = first // 16
+    scales = bits_of(other) | bits_of(d) << 16 if second else bits_of(d) | bits_of(other) << 16
+    half, turn = 0x7610 if second else 0x5410, 1 << (-16 * second - first % 16 // 2) % 32
+    words = (scales, bits_of(missing) | place << 16, half, turn)
+    return [filled(word) for word in (0x58585858, *words)]
+
+
+def even_tables() -> tuple[NDArray[np.int64], list[Words]]:
+    """Sixteen even numbers, the largest and smallest among them, and words of their halves."""
+    numbers = tables(4)[0] // 2 * 2
+    numbers[[0, -1]] = -126, 126
+    halves_of = (numbers // 2 + 64).astype(np.uint8)
+    return numbers, [np.full_like(WORDS, word) for word in halves_of.view(np.uint32)]
+
+
+@pytest.mark.parametrize("first", [0, 16, 24, 4])
 def test_values_of_codebooks_of_sixteen(first: int) -> None:
-    """With an outlier in every place among 64."""
-    numbers, words = tables(4)
-    values = numbers.astype(np.float16) * SCALE
+    """With an outlier in every place among 64, and more bits above it than tell 64 places apart;
+    runs of 16, 8 and 4 bytes, which begin in the block or in the middle of it."""
+    numbers, words = even_tables()
+    scale, n_words = np.float16(0.296875), 4 - first % 16 // 4
+    values = numbers.astype(np.float16) * scale
+    codes = np.concatenate([np.roll(BYTES, shift, 0) for shift in (0, 17, 90, 133)], 1)
+    packed = list(np.ascontiguousarray(codes).view(np.uint32).T)
     for place in range(64):
-        inputs = [WORDS, *four_times([*words, LOWER_HALF]), *outlier_of(place, first)]
-        out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 4)
-        for i, further in enumerate((0, 16)):
-            want = values[BYTES >> 4 * i & 15]
-            if first + further <= place < first + further + 4:
-                want[:, place - first - further] += MISSING
-            np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+        rest = block_of_sixteen(float(scale), 3.5, float(MISSING), place | 0xFF40, first)
+        inputs = [np.ascontiguousarray(word) for word in packed]
+        inputs += [word for one in (*words, *rest) for word in [one] * 16]
+        out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16)
+        for i in range(2):
+            want = values[codes >> 4 * i & 15]
+            byte = place % 16 - first % 16
+            if place // 32 == first // 16 and place // 16 % 2 == i and 0 <= byte < 4 * n_words:
+                want[:, byte] += MISSING
+            got = halves(out[8 * i : 8 * i + 2 * n_words])
+            np.testing.assert_array_equal(got, want[:, : 4 * n_words] / 16)
+
+
+@pytest.mark.parametrize("scale", [0.0, 63 * 2**-24, 33 * 2**-19, 31.0, 252.0, -256.0])
+def test_scales_of_six_bits_are_exact_beside_sixteen_numbers(scale: float) -> None:
+    numbers, words = even_tables()
+    inputs = [WORDS] * 4
+    rest = block_of_sixteen(scale, 1.0, 0.0, 0, 0)
+    inputs += [word for one in (*words, *rest) for word in [one] * 16]
+    out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16)
+    want = (numbers * scale / 16).astype(np.float16)  # rounded once
+    np.testing.assert_array_equal(halves(out[:2]), want[BYTES & 15])
+    np.testing.assert_array_equal(halves(out[8:10]), want[BYTES >> 4])
+
+
+@pytest.mark.parametrize(
+    ("scale", "missing", "limits"),
+    [(65504.0, 65504.0, (256, 32768)), (-9e3, -np.inf, (-256, -32768)), (np.nan, 1, (np.nan, 1))],
+)
+def test_what_sixteen_numbers_limit(
+    scale: float, missing: float, limits: tuple[float, float]
+) -> None:
+    _, words = even_tables()
+    inputs = [np.full_like(WORDS, 0xFFFFFFFF)] * 4
+    rest = block_of_sixteen(scale, 1.0, missing, 1, 0)
+    inputs += [word for one in (*words, *rest) for word in [one] * 16]
+    pair = halves(run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16))[0, :2]
+    value = np.float16(limits[0] * 126 / 16)
+    np.testing.assert_array_equal(pair, [value, np.float16(value + limits[1] / 16)])
 
 
 def test_signed_bytes() -> None:

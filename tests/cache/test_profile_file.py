@@ -82,6 +82,7 @@ def damaged(file: Path, change: Any) -> str:
         (lambda d: d.update(smoothing={}), "smoothing is not a number"),
         (lambda d: d["layers"][0]["k"].update(exponents=[[0]]), "exponents of k of layer 0"),
         (lambda d: d["layers"][0]["k"].update(codebooks=[[1, 2, 2, 3]]), "numbers of a codebook"),
+        (lambda d: d["layers"][0]["k"].update(codebooks=[[*range(-16, 14, 2), 15]]), "16 are even"),
         (lambda d: d["layers"][0]["k"].update(more=1), "unknown key 'more' in k of layer 0"),
         (lambda d: d.pop("text"), "it lacks 'text'"),
         (lambda d: d.update(version=9), "version 9 is not supported"),

@@ -43,6 +43,9 @@ FAMILIES = [
     ("iq4_nl", "fp8_e4m3"),
     ("fp8_e4m3", "f16"),
     ("fp8_e4m3_token", "f16"),
+    ("nuq4", "f16"),
+    ("q8_0", "nuq4"),
+    ("nuq4", "nuq4"),
 ]
 """A type of latents of each family of kernels."""
 

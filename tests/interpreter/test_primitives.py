@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localkv.formats.bits import IQ4_CODEBOOK, pack_two_bits
 from localkv.formats.gpu import codebook_rows
-from localkv.triton_primitives import bit_fields, float_bits, unpack
+from localkv.triton_primitives import bit_fields, codebooks, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 
 CODEBOOK = tl.constexpr(IQ4_CODEBOOK)
@@ -85,6 +85,31 @@ def test_an_outlier_is_looked_up_where_its_code_is() -> None:
         word, nibble = divmod(bit // 4, 16)
         packed = int(pack_two_bits(codes).reshape(-1).view("<u4")[word])
         assert (packed >> 2 * (nibble // 8)) & 0x33333333 == 3 << 4 * (nibble % 8)
+
+
+@triton.jit
+def places_kernel(half_ptr, turn_ptr):
+    half, turn = codebooks.places_of_nibbles(64)
+    i = tl.arange(0, 64)
+    tl.store(half_ptr + i, half)
+    tl.store(turn_ptr + i, turn)
+
+
+@pytest.mark.parametrize("run", [16, 8, 4])
+def test_an_outlier_is_one_of_the_pairs_of_its_nibbles(run: int) -> None:
+    """Of so many bytes: pairs of the low nibbles have the bits from 0 on, of the high ones those
+    from 8 on."""
+    half, turn = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int32)
+    places_kernel[(1,)](half, turn)
+    assert half.tolist() == ([0x5410] * 16 + [0x7610] * 16) * 2
+    tested = ((1 << run // 2) - 1) * 0x101
+    for first in range(0, 64, run):
+        for place in range(64):
+            word, n = int(turn[first]) & 0xFFFFFFFF, place // 2
+            pairs = (word << n | word >> (32 - n)) & tested
+            is_high, byte = divmod(place % 32, 16)
+            byte += place // 32 * 16 - first % 32
+            assert pairs == (1 << 8 * is_high + byte // 2 if 0 <= byte < run else 0)
 
 
 def mapped(function: Callable[..., object], x: Tensor, dtype: torch.dtype) -> Tensor:

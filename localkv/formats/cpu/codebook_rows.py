@@ -12,15 +12,24 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.codebook_rows import FRACTION, PAIR, STRETCHES
+from localkv.formats.codebook_rows import (
+    FRACTION,
+    PAIR,
+    ROUNDED,
+    SIX_BIT_LIMIT,
+    SIX_BITS,
+    STRETCHES,
+)
 from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
 from localkv.formats.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
 from localkv.simd.arithmetic import (
     absolute,
     add,
     at_least,
+    bits_float,
     f32x16,
     first_lane,
+    float_bits,
     i32x16,
     if_positive,
     lanes_below,
@@ -53,6 +62,7 @@ LARGEST = STEPS * LIMIT
 HALF, NAN = np.float32(0.5), np.float32(np.nan)
 PARTS, PART = np.float32(FRACTION), np.float32(1 / FRACTION)
 AS_EXTREME, LARGER, SMALLER = (np.float32(stretch) for stretch in STRETCHES)
+SHORT_LIMIT = np.float32(SIX_BIT_LIMIT)
 THIRD_BIT = 4
 
 
@@ -127,6 +137,12 @@ def nearest_codes(y: Any, codebook: Address, n_codes: int) -> Any:
     return chosen
 
 
+@njit
+def six_bits(x: Any) -> Any:
+    """The nearest number of six significant bits, halfway the one further from 0."""
+    return bits_float((float_bits(x) + (1 << (SIX_BITS - 1))) >> SIX_BITS << SIX_BITS)
+
+
 @njit(error_model="numpy")
 def fitted_scale(low: Any, high: Any, outlier: int, codebook: Address, n_codes: int) -> Any:
     """The scale of 32 numbers, of which the outlier, if it is among them, does not count."""
@@ -149,6 +165,8 @@ def fitted_scale(low: Any, high: Any, outlier: int, codebook: Address, n_codes: 
         fit = products / squares if squares > ZERO else ZERO
         if products * fit > best:
             factor, best = fit * PART, products * fit
+    if n_codes == ROUNDED:
+        return six_bits(within(d * factor, SHORT_LIMIT))
     return within(d * factor, LIMIT)
 
 

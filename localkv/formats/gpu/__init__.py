@@ -8,6 +8,7 @@ rows of a page and head are one piece of memory, and a *row* is numbered as if a
 
     PRODUCT        how a tile is multiplied: "fp16", or as fp32, where fp16's range is too small:
                    "tf32", which is exact for bf16, or "tf32x3", in three products
+    UNIT           what a tile's values are to be multiplied with, 1 if the file has none
     columns(WIDTH) -> the channels that the two halves of a tile hold, int32 [WIDTH / 2] each
     read_tile(planes, first_row, valid, HEAD_DIM, WIDTH, PTX) -> two halves [rows, WIDTH / 2]
     write_rows(planes, rows, valid, x, HEAD_DIM, WIDTH)

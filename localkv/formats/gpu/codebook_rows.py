@@ -9,6 +9,9 @@ import triton.language as tl
 
 from localkv.formats.codebook_rows import FRACTION as IN_PARTS
 from localkv.formats.codebook_rows import PAIR as VALUES
+from localkv.formats.codebook_rows import ROUNDED as ROUNDED_SCALES
+from localkv.formats.codebook_rows import SIX_BIT_LIMIT as LARGEST_SHORT
+from localkv.formats.codebook_rows import SIX_BITS as DROPPED
 from localkv.formats.codebook_rows import STRETCHES
 from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
 from localkv.formats.gpu.planes import (
@@ -16,7 +19,6 @@ from localkv.formats.gpu.planes import (
     as_i32,
     load_scales,
     load_valid_rows,
-    nibble_columns,
     repeat,
     store_rows,
 )
@@ -36,6 +38,7 @@ from localkv.triton_primitives.codebooks import (
     look_up_four,
     look_up_sixteen,
     outlier_in_groups,
+    places_of_nibbles,
     tables_of_eight,
     tables_of_four,
     words_of_table,
@@ -45,6 +48,9 @@ from localkv.triton_primitives.saturate import largest_scale
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)
 FRACTION, PART = tl.constexpr(IN_PARTS * 1.0), tl.constexpr(1 / IN_PARTS)
+ROUNDED, SIX_BITS = tl.constexpr(ROUNDED_SCALES), tl.constexpr(DROPPED)
+HALF_OF_DROPPED = tl.constexpr(1 << (DROPPED - 1))
+SIX_BIT_LIMIT = tl.constexpr(LARGEST_SHORT)
 AS_EXTREME, LARGER, SMALLER = (tl.constexpr(stretch) for stretch in STRETCHES)
 MOST = tl.constexpr(65472.0)
 """A value with what is missing to it stays within: rounded up it still is finite in fp16."""
@@ -75,13 +81,9 @@ def as_i16(plane):
 
 
 @triton.jit
-def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """What is missing to an outlier of each 64 channels, fp16 [rows, WIDTH / 64], and its place,
-    int32.
-
-    Args:
-        d: the scales of blocks. What is missing is limited so that the sum is finite in fp16.
-    """
+def load_outliers(plane, limit, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """What is missing to an outlier of each 64 channels within +-`limit`, fp16 [rows, WIDTH / 64],
+    and its place, int32."""
     rows: tl.constexpr = valid.shape[0]
     pairs: tl.constexpr = WIDTH // PAIR
     if HEAD_DIM == HEAD_DIM // PAIR * PAIR:
@@ -92,10 +94,17 @@ def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.
         items = load_valid_rows(as_i16(plane), first_row, valid, 0, 2 * pairs, HEAD_DIM // 32)
         missing, place = tl.split(tl.reshape(items, (rows, pairs, 2)))
         place = place.to(tl.int32)
-    first, second = tl.split(tl.reshape(tl.where(d == d, d, 0.0), (rows, pairs, 2)))
-    limit = MOST - tl.maximum(tl.abs(first), tl.abs(second)) * LARGEST
     missing = missing.to(tl.float16, bitcast=True)
     return tl.minimum(tl.maximum(missing, -limit), limit), place
+
+
+@triton.jit
+def limit_beside(d):
+    """What may be missing to an outlier beside scales [rows, WIDTH / 32], so that the sum is finite
+    in fp16: [rows, WIDTH / 64]."""
+    finite = tl.reshape(tl.where(d == d, d, 0.0), (d.shape[0], d.shape[1] // 2, 2))
+    first, second = tl.split(finite)
+    return MOST - tl.maximum(tl.abs(first), tl.abs(second)) * LARGEST
 
 
 @triton.jit
@@ -123,7 +132,8 @@ def quarters_with_outliers(
     d = repeat(scales, 8)
     a, b, c, e = a * d, b * d, c * d, e * d
     if HEAD_DIM >= PAIR:
-        missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
+        limit = limit_beside(scales)
+        missing, place = load_outliers(planes[1], limit, first_row, valid, HEAD_DIM, WIDTH)
         channel = first_channels(WIDTH)
         a = add_outliers(a, missing, place, channel, 0)
         b = add_outliers(b, missing, place, channel, 16)
@@ -201,13 +211,15 @@ def values_of_three_bits(
 
 @triton.jit
 def values_of_nibbles(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Values of the low and of the high nibbles of `qs` [rows, WIDTH / 2]. For GPUs alone."""
-    scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
-    d = repeat(scales, 16)
-    channel, _ = nibble_columns(WIDTH)
-    group = tl.broadcast_to(group_number(channel)[None, :], qs.shape)
+    """Values of the low and of the high nibbles of `qs` [rows, WIDTH / 2], over 16. For GPUs
+    alone."""
+    d = load_pairs(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    o = load_pairs(planes[1], first_row, valid, HEAD_DIM, WIDTH)
     words = words_of_table(words_of(planes[len(planes) - 1]), 4)
-    return look_up_sixteen(qs, words, d, outlier_of_bytes(missing, o, PAIR // 2), group)
+    half, turn = places_of_nibbles(WIDTH // 2)
+    half = tl.broadcast_to(half[None, :], qs.shape)
+    turn = tl.broadcast_to(turn[None, :], qs.shape)
+    return look_up_sixteen(qs, words, repeat(d, PAIR // 2), repeat(o, PAIR // 2), half, turn)
 
 
 @triton.jit
@@ -252,7 +264,17 @@ def fitted_scale(inner, kept, codebook, CODES: tl.constexpr):
     best, factor = better_scale(best, factor, y, parts, kept, codebook, AS_EXTREME, CODES)
     best, factor = better_scale(best, factor, y, parts, kept, codebook, LARGER, CODES)
     best, factor = better_scale(best, factor, y, parts, kept, codebook, SMALLER, CODES)
-    return limited(d * factor, F16_LIMIT)
+    if CODES == ROUNDED:
+        return six_bits(limited(d * factor, SIX_BIT_LIMIT))
+    else:
+        return limited(d * factor, F16_LIMIT)
+
+
+@triton.jit
+def six_bits(x):
+    """The nearest numbers of six significant bits, halfway those further from 0: fp32."""
+    bits = x.to(tl.int32, bitcast=True) + HALF_OF_DROPPED
+    return (bits >> SIX_BITS << SIX_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit

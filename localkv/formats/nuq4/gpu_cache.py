@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from localkv.formats.gpu.codebook_rows import (
-    LARGEST,
     PAIR,
     add_outliers,
     load_outliers,
@@ -20,7 +19,14 @@ from localkv.triton_primitives.codebooks import numbers_of_nibbles
 from localkv.triton_primitives.fence import fence
 
 PRODUCT = "fp16"
+UNIT = 16.0
 columns = nibble_columns
+
+LARGEST_MISSING = tl.constexpr(32768.0)
+"""Half of fp16's range, as the largest number has beside the largest scale."""
+FINITE = tl.constexpr(65504 / 256)
+"""What times the largest scale, 256, is finite in fp16."""
+OVER_UNIT = tl.constexpr(1 / UNIT)
 
 
 @triton.jit
@@ -32,14 +38,16 @@ def read_tile(
         low, high = values_of_nibbles(qs, planes, first_row, valid, HEAD_DIM, WIDTH)
     else:
         low, high = numbers_of_nibbles(qs, load_words(planes[3], 4))
-        scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
+        scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, FINITE)
         d = repeat(scales, 16)
         low, high = low * d, high * d
         if HEAD_DIM >= PAIR:
-            missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
+            limit = tl.full((1, 1), LARGEST_MISSING, tl.float16)
+            missing, place = load_outliers(planes[1], limit, first_row, valid, HEAD_DIM, WIDTH)
             channel, _ = nibble_columns(WIDTH)
             low = add_outliers(low, missing, place, channel, 0)
             high = add_outliers(high, missing, place, channel, 16)
+        low, high = low * OVER_UNIT, high * OVER_UNIT
     return fence(low, PTX), fence(high, PTX)
 
 

@@ -44,6 +44,7 @@ def unpack_kernel(
     page,
     READ: tl.constexpr,
     COLUMNS: tl.constexpr,
+    UNIT: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -70,8 +71,9 @@ def unpack_kernel(
     low, high = READ(planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
     j_low, j_high = COLUMNS(WIDTH)
     row = token * N_KV_HEADS + head
-    store_outputs(out_ptr, low.to(tl.float32), row, valid, j_low, HEAD_DIM, COLUMNS=False)
-    store_outputs(out_ptr, high.to(tl.float32), row, valid, j_high, HEAD_DIM, COLUMNS=False)
+    low, high = low.to(tl.float32) * UNIT, high.to(tl.float32) * UNIT
+    store_outputs(out_ptr, low, row, valid, j_low, HEAD_DIM, COLUMNS=False)
+    store_outputs(out_ptr, high, row, valid, j_high, HEAD_DIM, COLUMNS=False)
 
 
 def unpack_page(gpu: GpuInfo, segment: Segment, side: Side, page: int) -> Tensor:
@@ -93,6 +95,7 @@ def unpack_page(gpu: GpuInfo, segment: Segment, side: Side, page: int) -> Tensor
         page,
         READ=codec.read_tile,
         COLUMNS=codec.columns,
+        UNIT=getattr(codec, "UNIT", 1.0),
         N_KV_HEADS=n_kv_heads,
         HEAD_DIM=head_dim,
         WIDTH=padded(head_dim),

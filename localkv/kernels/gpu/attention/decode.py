@@ -56,9 +56,11 @@ def decode_kernel(
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
+    UNIT_K: tl.constexpr,
     READ_V: tl.constexpr,
     COLUMNS_V: tl.constexpr,
     PRODUCT_V: tl.constexpr,
+    UNIT_V: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -95,6 +97,7 @@ def decode_kernel(
             tail, or 2, where only those of the tail are; in multiples of TAIL_TOKENS.
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
+        UNIT_K, UNIT_V: what values of tiles are multiplied with.
         KEYS: rows of a tile; divides a page.
         PAGE_BYTES: see `pages.py`.
     """
@@ -153,7 +156,7 @@ def decode_kernel(
         )
         products = dot(low, q_low, None, PRODUCT_K)
         products = dot(high, q_high, products, PRODUCT_K)
-        logits = scaled_logits(products, scale, softcap, SOFTCAP)
+        logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
         seen = valid[:, None] & sees(
             key[:, None], position[None, :], first_position, window, WINDOW
         )
@@ -178,6 +181,6 @@ def decode_kernel(
     tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
     v_low, v_high = COLUMNS_V(VALUE_WIDTH)
     seen = is_query & (total != 0)  # NaN too, so that it shows
-    norm = 1 / total[None, :]
+    norm = UNIT_V / total[None, :]
     store_outputs(out_ptr, out_low * norm, row, seen, v_low, VALUE_DIM, COLUMNS=True)
     store_outputs(out_ptr, out_high * norm, row, seen, v_high, VALUE_DIM, COLUMNS=True)

@@ -58,6 +58,7 @@ def _side(fmt: QuantFormat, side: str) -> dict[str, Any]:
         f"READ_{side}": codec.read_tile,
         f"COLUMNS_{side}": codec.columns,
         f"PRODUCT_{side}": codec.PRODUCT,
+        f"UNIT_{side}": getattr(codec, "UNIT", 1.0),
     }
 
 

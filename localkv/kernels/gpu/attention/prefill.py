@@ -57,9 +57,11 @@ def prefill_kernel(
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
+    UNIT_K: tl.constexpr,
     READ_V: tl.constexpr,
     COLUMNS_V: tl.constexpr,
     PRODUCT_V: tl.constexpr,
+    UNIT_V: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -135,7 +137,7 @@ def prefill_kernel(
         )
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
-        logits = scaled_logits(products, scale, softcap, SOFTCAP)
+        logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
         seen = valid[None, :] & sees(
             key[None, :], position[:, None], first_position, window, WINDOW
         )
@@ -170,7 +172,7 @@ def prefill_kernel(
     is_query = i < n_queries
     row = row_of(i, start, head, N_KV_HEADS, GROUP)
     tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
-    norm = 1 / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
+    norm = UNIT_V / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
     v_low, v_high = COLUMNS_V(VALUE_WIDTH)
     store_outputs(out_ptr, out_low * norm, row, is_query, v_low, VALUE_DIM, COLUMNS=False)
     store_outputs(out_ptr, out_high * norm, row, is_query, v_high, VALUE_DIM, COLUMNS=False)

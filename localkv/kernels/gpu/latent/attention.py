@@ -70,6 +70,7 @@ def latent_constants(
         constants[f"READ_{side}"] = codec.read_tile
         constants[f"COLUMNS_{side}"] = codec.columns
         constants[f"PRODUCT_{side}"] = codec.PRODUCT
+        constants[f"UNIT_{side}"] = getattr(codec, "UNIT", 1.0)
     return {
         **constants,
         "N_HEADS": n_heads,

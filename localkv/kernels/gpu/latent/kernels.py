@@ -58,9 +58,11 @@ def latents_kernel(
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
+    UNIT_K: tl.constexpr,
     READ_V: tl.constexpr,
     COLUMNS_V: tl.constexpr,
     PRODUCT_V: tl.constexpr,
+    UNIT_V: tl.constexpr,
     N_HEADS: tl.constexpr,
     QUERIES: tl.constexpr,
     LATENT_DIM: tl.constexpr,
@@ -87,6 +89,7 @@ def latents_kernel(
             a split without keys 0 and -inf.
         first_position: position of the segment's row 0.
         exact_ptr, tail_start, tail_newest, TAIL, TAIL_TOKENS: as `decode_kernel` has them.
+        UNIT_K, UNIT_V: as `decode_kernel` has them.
         KEYS: rows of a tile; divides a page.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the longest rows come first
@@ -137,12 +140,14 @@ def latents_kernel(
         products = dot(q, tl.trans(low), None, PRODUCT_V)
         q = _queries(q_rotated_ptr, row, is_query, v_high, ROPE_DIM, PRODUCT_V)
         products = dot(q, tl.trans(high), products, PRODUCT_V)
+        if UNIT_V != UNIT_K:
+            products = products * (UNIT_V / UNIT_K)
         low, high = READ_K(k_planes, first_row, valid, LATENT_DIM, LATENT_WIDTH, PTX)
         q = _queries(q_ptr, row, is_query, k_low, LATENT_DIM, PRODUCT_K)
         products = dot(q, tl.trans(low), products, PRODUCT_K)
         q = _queries(q_ptr, row, is_query, k_high, LATENT_DIM, PRODUCT_K)
         products = dot(q, tl.trans(high), products, PRODUCT_K)
-        logits = scaled_logits(products, scale, softcap, SOFTCAP)
+        logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
         seen = valid[None, :] & (key[None, :] <= position[:, None])
         if TAIL == 1:
             seen = seen & (key[None, :] < tail[:, None])
@@ -160,7 +165,7 @@ def latents_kernel(
 
     row = row * n_splits + split
     tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
-    norm = 1 / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
+    norm = UNIT_K / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
     store_outputs(out_ptr, out_low * norm, row, is_query, k_low, LATENT_DIM, COLUMNS=False)
     store_outputs(out_ptr, out_high * norm, row, is_query, k_high, LATENT_DIM, COLUMNS=False)
 
