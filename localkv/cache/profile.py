@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from localkv.cache.tail import FEW_BITS
@@ -187,6 +187,18 @@ class KVProfile:
     def without_tail(self) -> tuple[TypeList, ...]:
         """The types by layer that take their packed rows and nothing else, in any context."""
         return tuple(one for one in self.lists if not one.has_exact_rows)
+
+    def measured_with(self, kv_tail: int | None, kv_sink: int | None) -> KVProfile:
+        """The profile with only those types by layer that were measured with such a tail, and of
+        these with such a sink; None is any. Where none were, all stay.
+
+        Without a tail, types that were found with one are far worse than measured.
+        """
+        lists = self.lists
+        for name, tokens in (("kv_tail", kv_tail), ("kv_sink", kv_sink)):
+            alike = tuple(one for one in lists if tokens in (None, getattr(one, name)))
+            lists = alike or lists
+        return replace(self, lists=lists)
 
     def within(self, bits: float, takes: Callable[[TypeList], float]) -> TypeList:
         """The types by layer that diverge least within a budget.

@@ -79,7 +79,7 @@ def profiled(
                 "and it has no smoothing",
             ),
         )
-    types = profile.within(
+    types = profile.measured_with(cache.kv_tail, cache.kv_sink).within(
         DEFAULT_BITS if bits is None else bits,
         lambda one: allocated_bits(with_profile_types(cache, one), groups, n_batch),
     )

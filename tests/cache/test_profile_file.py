@@ -193,6 +193,33 @@ def test_types_within_bits() -> None:
     ]
 
 
+def test_a_named_tail_gets_types_that_were_measured_with_it() -> None:
+    """Types that were found with a tail diverge more without, and take fewer bits."""
+    found = [
+        TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.1, 0.1 / (tail + sink + 1), tail, sink)
+        for tail, sink in ((0, 0), (64, 4), (128, 4))
+    ]
+    profile, cache = replace(PROFILE, lists=tuple(found)), CacheConfig(n_ctx=1 << 20)
+
+    def types(tail: int | None = None, sink: int | None = None) -> tuple[int, list[str]]:
+        own = replace(cache, kv_tail=tail, kv_sink=sink)
+        taken = chosen(own, profile, 5.0, names_types=False)
+        assert taken.types is not None
+        said = [line.split(":")[0].partition("measured with a ")[2] for line in taken.warnings]
+        return found.index(taken.types), said
+
+    assert types() == (2, [])
+    for (tail, sink), wanted in {
+        (0, 0): (0, []),
+        (64, 4): (1, []),
+        (64, 2): (1, ["sink of 4, not 2"]),
+        (32, 4): (2, ["tail of 128, not 32"]),
+    }.items():
+        assert types(tail, sink) == wanted
+    assert types(tail=0) == types(sink=0) == (0, [])
+    assert types(sink=4) == (2, [])
+
+
 def test_types_of_packed_rows_only() -> None:
     """Older files don't say which tail and sink types had by themselves."""
     for k, tail, sink, exact in (

@@ -296,6 +296,12 @@ def test_a_planned_cache_is_what_its_command_gets(program, tmp_path: Path, tail:
             options = {"device": "cpu", "progress": False, "kv_profile": file}
             llm = LLM(path, n_ctx=n_ctx, kv_bits=float(bits[1]), **options)
             assert f"K/V: {in_words(llm.cache.layer_types)}" == by_layer[-2]
+    # a tail that is named gets types that were measured with it
+    others = tuple(replace(one, kv_tail=64 - tail, verified=0.1 * one.verified) for one in lists)
+    write_profile(file, replace(profile, lists=(*lists, *others)))
+    planned = program(*asked, "--memory", "1GiB", "--kv-tail", tail, "--json")
+    found = json.loads(planned.out)["profile"]["lists"]
+    assert {one["kv_tail"] for one in found} == {tail}
 
 
 def test_kernels_that_are_compiled_first_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,6 +209,7 @@ def profile_plan(
     budget: Budget,
 ) -> ProfilePlan:
     """What a profile has for a request; `memory` is as `smoothed_memory` has it."""
+    profile = profile.measured_with(cache.kv_tail, cache.kv_sink)
     f16 = memory.plan(replace(with_one_pair(cache, "f16", "f16"), kv_tail=None, kv_sink=None))
     fits = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
     fits = [one for one in fits if _is_taken(one, profile, memory, cache)]
