@@ -16,6 +16,7 @@ from localkv.cache.layout import cache_bytes, group_layouts, pairs_of, typed_gro
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.slot.cache_room import allocated_cache
+from localkv.engine.states.state_identity import cache_identity
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
@@ -92,6 +93,20 @@ def test_bytes_are_those_that_are_allocated(model: Transformer) -> None:
     assert cache.shown_types == ("mixed", "mixed")
     assert config(layer_types=(("f16", "q8_0"), None, ("f16", "q4_0"))).shown_types[0] == "f16"
     assert cache.types == ("q8_0", "f16", "q4_1", "q4_0", "q5_1", "fp8_e4m3_token")
+
+
+def test_a_state_knows_the_types_of_all_layers(model: Transformer) -> None:
+    """Not only of the first, whose page table the others share: q4_0's bytes are no iq4_nl's."""
+    other = (PAIRS[0], ("q4_0", "q4_0"), ("q4_0", "iq4_nl"))
+    found = [
+        cache_identity(Engine(model, config(layer_types=types)).cache)
+        for types in (other, (other[0], other[1], other[1]))
+    ]
+    assert [facts["types"] for facts in found] == [
+        "0 q8_0/q4_0, 1 q4_0/q4_0, 2 q4_0/iq4_nl",
+        "0 q8_0/q4_0, 1-2 q4_0/q4_0",
+    ]
+    assert found[0]["layers"] != found[1]["layers"]
 
 
 def test_layers_with_windows_keep_their_pools(tmp_path: Path) -> None:

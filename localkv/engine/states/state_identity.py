@@ -26,10 +26,8 @@ Groups = tuple[CacheGroup, ...]
 
 def cache_identity(cache: KVCache) -> dict[str, str]:
     """What bytes of rows mean: segments and types by layer, scales and codebooks."""
-    specs = [
-        [rows.spec for rows in cache.parts[layer.part : layer.part + len(layer.segments)]]
-        for layer in cache.layers
-    ]
+    segments_of = {i: layout.segments for layout in cache.layouts for i in layout.group.layers}
+    specs = [list(segments_of.get(i, ())) for i in range(len(cache.layers))]
     segments = [segment for layer in cache.layers for segment in layer.segments]
     return {
         "layers": json.dumps([[asdict(spec) for spec in of_layer] for of_layer in specs]),
