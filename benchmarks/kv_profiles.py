@@ -5,8 +5,8 @@
 A profile is measured on some rows of the corpus generator as `localkv calibrate` does it. Then the
 types by layer that it gives within some bits, and every pair of at most 5.25 bits, are measured on
 other rows: the divergence of predictions from those with an f16 cache. Bits of types by layer are
-all that a cache of 16,384 tokens takes, tail and sink included; those of pairs are of packed rows
-only, and each pair is measured as it is and with a tail of 64 tokens and a sink of 4. All pairs are
+all that a cache of 16,384 tokens takes, tail and sink included. Those of pairs are of packed rows
+only, though every pair gets a tail of 64 tokens and a sink of 4, which help any type. All pairs are
 measured on half a row, and the best of them on all rows. Prints a Markdown table for each model:
 the types by layer, and the pairs that diverge least.
 """
@@ -62,14 +62,17 @@ def divergences(
 
 
 def uniform(bench: Bench) -> Iterator[CacheConfig]:
-    """Every pair within the budget, with a tail and a sink and with its own."""
+    """Every pair within the budget, with a tail and a sink."""
     types, config = bench.scope.profile_types, bench.llm.config
-    own = CacheConfig(n_ctx=ROW_TOKENS, kv_codebooks=bench.codebooks[False, "auto"])
+    tailed = CacheConfig(
+        n_ctx=ROW_TOKENS,
+        kv_codebooks=bench.codebooks[False, "auto"],
+        kv_tail=DEFAULT_TAIL,
+        kv_sink=DEFAULT_SINK,
+    )
     for pair in ((k, v) for k in types for v in types):
         if mean_bits(pair, config) <= MOST_UNIFORM:
-            layers = tuple(layer and pair for layer in base_types(bench.model))
-            yield with_types(own, layers)
-            yield with_types(replace(own, kv_tail=DEFAULT_TAIL, kv_sink=DEFAULT_SINK), layers)
+            yield with_types(tailed, tuple(of and pair for of in base_types(bench.model)))
 
 
 def least(
@@ -110,13 +113,13 @@ def measure_model(name: str, path: Path, args: argparse.Namespace) -> None:
     found = list(uniform(bench))
     tried = [cache for _, cache in least(bench, found, [bench.text[0][: ROW_TOKENS // 2]], TRIED)]
     for kld, cache in least(bench, tried, bench.text, SHOWN):
-        types, tail = cache.shown_types, cache.kv_tail
+        types = cache.shown_types
         bits = allocated_bits(replace(cache, n_ctx=CONTEXT), bench.llm.config.groups, N_BATCH)
         print(
             f"| {bits:.3f} | {mean_bits(types, bench.llm.config):.3f} "
-            f"| {'its own' if tail is None else tail} | {kld:.1e} | all {'/'.join(types)} |"
+            f"| {cache.kv_tail} | {kld:.1e} | all {'/'.join(types)} |"
         )
-    print(f"\n{len(found)} caches with one pair of at most {MOST_UNIFORM:g} bits\n", flush=True)
+    print(f"\n{len(found)} pairs of at most {MOST_UNIFORM:g} bits\n", flush=True)
 
 
 def main() -> None:
