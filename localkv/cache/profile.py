@@ -141,10 +141,9 @@ class TypeList:
             sink = any(8 * fmt.block_bytes < FEW_BITS * fmt.block_size for fmt in formats)
         return bool(self.kv_tail or sink or any(fmt.group_tokens > 1 for fmt in formats))
 
-    @property
-    def size_in_words(self) -> str:
-        """The bits of packed rows, and the tail, for people."""
-        tail = f" and a tail of {self.kv_tail} tokens in f16" if self.kv_tail else ""
+    def in_words(self, kv_tail: int | None) -> str:
+        """The bits of packed rows, and the tail of a cache with these types, for people."""
+        tail = f" and a tail of {kv_tail} tokens in f16" if kv_tail else ""
         return f"{self.bits:.4g} bits per value by layer{tail}"
 
 

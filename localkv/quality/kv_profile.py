@@ -220,8 +220,8 @@ class _Run:
             sum(layout.row_bytes for layout in group_layouts(cache, config.groups)),
             predicted,
             verified,
-            self.cache.kv_tail,
-            self.cache.kv_sink,
+            cache.kv_tail,
+            cache.kv_sink,
         )
 
 

@@ -63,6 +63,6 @@ def with_profile(
     assert chosen.types is not None
     for line in chosen.warnings:
         warn(line)
-    say(f"KV profile: {chosen.types.size_in_words}")
+    say(f"KV profile: {chosen.types.in_words(chosen.cache.kv_tail)}")
     cache = replace(chosen.cache, kv_scales=chosen.scales)
     return cache, replace(grid, pairs=(cache.shown_types,))

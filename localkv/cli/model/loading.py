@@ -59,7 +59,8 @@ def profile_line(llm: LLM) -> str:
     """What a profile has chosen, in one line."""
     types = llm.kv_types
     assert types is not None
-    return f"KV profile: {types.size_in_words}, KLD {types.verified:.1e} where it was measured"
+    size = types.in_words(llm.cache.kv_tail)
+    return f"KV profile: {size}, KLD {types.verified:.1e} where it was measured"
 
 
 def _to_terminal(text: str) -> None:
