@@ -97,7 +97,8 @@ def panel(axes: Axes, found: Sequence[Measured]) -> None:
     with_tail = frontier(one for one in pairs if has_tail(one))
     line(axes, without, "-")
     line(axes, with_tail, (0, (5, 3)))
-    line(axes, points(by_layer), (0, (1, 2)))
+    for is_tailed in (False, True):
+        line(axes, points(one for one in by_layer if has_tail(one) == is_tailed), (0, (1, 2)))
     axes.scatter(
         *zip(*[point[:2] for point in points(by_layer)], strict=True),
         marker="*",
