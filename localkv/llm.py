@@ -84,7 +84,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_profile: a file that `localkv calibrate` made for this model, its content, or "auto",
             which looks for it beside the model and in the user's data folder. Each layer has the
             types that it lists, unless types are named here.
-        kv_bits: bits per value, on average, that these may take; None is 5.
+        kv_bits: bits per value, on average, that these may take in the context, with their tail
+            and sink; None is 5.
         kv_budget: bytes of K and V together, or "auto" for what is free, less a reserve. When they
             are full, the oldest pages change to the next types of the ladder; the context ends
             where all of them have the last.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -66,11 +66,11 @@ def measure(
     of_all_layers = plan.of_all_layers(model)
     steps = _Steps(on_step)
     steps.expect(sum(2 * len(run.types_of[0]) for run in runs) * plan.leaves_out)
-    steps.expect(len(chunks) * (sum(run.n_steps for run in runs) + len(of_all_layers)))
+    steps.expect(_n_steps(runs, chunks, of_all_layers))
     if plan.leaves_out:
         for run in runs:
             run.leave_out(chunk, steps)
-    steps.restart(len(chunks) * (sum(run.n_steps for run in runs) + len(of_all_layers)))
+    steps.restart(_n_steps(runs, chunks, of_all_layers))
     n_scored = 0
     named = dict.fromkeys(of_all_layers, 0.0)
     held = list[ChunkCosts]()
@@ -152,6 +152,11 @@ class _Steps:
 
     def end(self) -> None:
         self.on_step(self.total, self.total, "")
+
+
+def _n_steps(runs: Sequence[_Run], chunks: Sequence[object], named: Collection[str]) -> int:
+    """Of all chunks."""
+    return len(chunks) * (sum(run.n_steps for run in runs) + len(named))
 
 
 class _Run:

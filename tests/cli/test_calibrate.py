@@ -247,7 +247,10 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     assert text[-1].startswith(f"localkv chat -m {measured} -c 256 --kv-profile {path} --kv-bits")
     flags = ("--kv-tail", "64", "--kv-sink", "2", "-ub", "128")
     tailed = ("plan", measured, "--kv-profile", path, "--memory", "1GiB", *flags)
-    assert program(*tailed, "-c", "8192").out.splitlines()[-1].endswith(" ".join(flags))
+    lines = program(*tailed, "-c", "8192").out.splitlines()
+    assert lines[-1].endswith(" ".join(flags))
+    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["bits", "tail"])
+    assert lines[head + 1].split()[1] == "64"  # what the cache has, not what was measured
     short = program(*tailed).out.splitlines()[-1]
     assert short.startswith("by layer: in 256 tokens f16 takes no more than these")
     long = program("plan", measured, *asked, "--memory", "16MiB", "-c", "1000000").out

@@ -45,7 +45,8 @@ def bits_option() -> click.Parameter:
         panel="KV cache",
         type=click.FloatRange(0, min_open=True),
         metavar="N",
-        help="Bits per value, on average, that the types of --kv-profile may take. [default: 5]",
+        help="Bits per value, on average, that the types of --kv-profile may take in the context, "
+        "their tail and sink included. [default: 5]",
     )
 
 

@@ -50,6 +50,7 @@ class LayerFit:
 
     Attributes:
         types: the profile's.
+        tail: tokens of the tail that a cache has with them, as it is asked for.
         plan: the memory with the requested context.
         fits: all of it.
         used_context: tokens of the context if that fits, else of the longest that does.
@@ -59,6 +60,7 @@ class LayerFit:
     """
 
     types: TypeList
+    tail: int
     plan: MemoryPlan
     fits: bool
     used_context: int
@@ -103,7 +105,7 @@ class ProfilePlan:
         rows += [
             (
                 f"{row.types.bits:.4g}",
-                str(row.types.kv_tail or 0),
+                str(row.tail),
                 byte_size(row.types.bytes_per_token),
                 byte_size(row.n_bytes),
                 f"{row.types.predicted:.2e}",
@@ -250,16 +252,15 @@ def _fit(
 ) -> LayerFit:
     asked = with_profile_types(cache, types)
     plan = memory.plan(asked)
-    read = sum(
-        bytes_of(layout, read_rows(layout, cache.n_ctx - 1, 1))
-        for layout in group_layouts(asked, memory.config.groups)
-    )
+    layouts = group_layouts(asked, memory.config.groups)
+    read = sum(bytes_of(layout, read_rows(layout, cache.n_ctx - 1, 1)) for layout in layouts)
+    tail = max(layout.packed.tail.newest if layout.packed.tail else 0 for layout in layouts)
     seconds = profile.token_seconds + (read / profile.bandwidth if profile.bandwidth else 0.0)
     longest = memory.longest_context(asked, budget.n_bytes)
     fits = plan.total <= budget.n_bytes
     used = cache.n_ctx if fits or not longest else longest
     bits = allocated_bits(replace(asked, n_ctx=used), memory.config.groups, memory.n_batch)
-    return LayerFit(types, plan, fits, used, bits, longest, 1000 * seconds)
+    return LayerFit(types, tail, plan, fits, used, bits, longest, 1000 * seconds)
 
 
 def _choice(
