@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 
 from localkv.errors import UsageError
+from localkv.sampling.ranges import (
+    LEAST_TEMPERATURE,
+    LONGEST_BREAKER,
+    MOST_BIAS,
+    MOST_BREAKERS,
+    RANGES,
+)
 from localkv.sampling.table import SAMPLER_ORDER
 
 
@@ -67,35 +74,64 @@ class SamplingParams:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.type == "int" and not isinstance(value, Integral):
-                raise UsageError(f"{f.name} must be a whole number, not {value!r}")
+                raise UsageError(f"{f.name} must be a whole number, not {value!r:.60}")
             if f.type == "float" and not isinstance(value, Real):
-                raise UsageError(f"{f.name} must be a number, not {value!r}")
+                raise UsageError(f"{f.name} must be a number, not {value!r:.60}")
 
-        def check(accepts: Callable[[float], bool], wanted: str, *names: str) -> None:
-            for name in names:
-                if not accepts(value := getattr(self, name)):
-                    raise UsageError(f"{name} must be {wanted}, not {value}")
-
-        probabilities = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
-        scales = ("temperature", "dynatemp_range", "top_n_sigma", "dry_multiplier")
-        check(lambda x: 0 <= x <= 1, "between 0 and 1", *probabilities)
-        check(math.isfinite, "a finite number", *scales, "frequency_penalty", "presence_penalty")
-        check(lambda x: 0 < x < math.inf, "more than 0", "repeat_penalty")
-        check(lambda x: 1 <= x < math.inf, "1 or more", "dry_base")
-        check(lambda x: 0 <= x < math.inf, "0 or more", "dynatemp_exponent")
-        check(lambda x: x >= 0, "0 or more", "dry_allowed_length", "min_keep")
-        check(lambda x: x >= -1, "-1 or more", "repeat_last_n", "dry_penalty_last_n")
-        if self.seed is not None and not (isinstance(self.seed, Integral) and self.seed >= -1):
-            raise UsageError(f"seed must be a whole number of 0 or more, not {self.seed!r}")
-        for token, bias in self.logit_bias.items():
-            if not (isinstance(token, Integral) and token >= 0):
-                raise UsageError(f"logit_bias has {token!r} where a token id should be")
-            if not (isinstance(bias, Real) and bias < math.inf):
-                raise UsageError(f"logit_bias of token {token} must be a number, not {bias}")
-        if isinstance(self.dry_sequence_breakers, str):
-            raise UsageError("dry_sequence_breakers must be a tuple of strings, not one string")
+        if self.seed is not None and not isinstance(self.seed, Integral):
+            raise UsageError(f"seed must be a whole number, not {self.seed!r:.60}")
+        for name, range in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not range.least <= value <= range.most:
+                raise UsageError(f"{name} must be {range}, not {shown(value)}")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise UsageError(
+                f"temperature must be at least {LEAST_TEMPERATURE}, not {self.temperature}",
+                hint="0 takes the most likely token",
+            )
+        self._check_bias()
+        self._check_breakers()
         unknown = [name for name in self.samplers if name not in SAMPLER_ORDER]
         if unknown:
             raise UsageError(
-                f"unknown sampler {unknown[0]!r}", hint=f"samplers: {', '.join(SAMPLER_ORDER)}"
+                f"unknown sampler {unknown[0]!r:.60}", hint=f"samplers: {', '.join(SAMPLER_ORDER)}"
             )
+        if len(set(self.samplers)) < len(self.samplers):
+            twice = next(name for name in self.samplers if self.samplers.count(name) > 1)
+            raise UsageError(f"samplers has {twice} more than once", hint="name each sampler once")
+
+    def _check_bias(self) -> None:
+        for token, bias in self.logit_bias.items():
+            if not (isinstance(token, Integral) and 0 <= token < 2**31):
+                raise UsageError(f"logit_bias has {shown(token)} where a token id should be")
+            is_number = isinstance(bias, Real) and (abs(bias) <= MOST_BIAS or bias == -math.inf)
+            if not is_number:
+                raise UsageError(
+                    f"logit_bias of token {token} must be from {-MOST_BIAS:g} to {MOST_BIAS:g}, "
+                    f"not {shown(bias)}",
+                    hint="false in a request, or -inf in Python, bans a token",
+                )
+
+    def _check_breakers(self) -> None:
+        breakers = self.dry_sequence_breakers
+        if isinstance(breakers, str):
+            raise UsageError("dry_sequence_breakers must be a tuple of strings, not one string")
+        if len(breakers) > MOST_BREAKERS:
+            raise UsageError(
+                f"dry_sequence_breakers must be up to {MOST_BREAKERS} texts, not {len(breakers)}"
+            )
+        for breaker in breakers:
+            if not isinstance(breaker, str):
+                raise UsageError(f"dry_sequence_breakers has {shown(breaker)}, which is no text")
+            if len(breaker) > LONGEST_BREAKER:
+                raise UsageError(
+                    f"dry_sequence_breakers: a text may have {LONGEST_BREAKER} characters, "
+                    f"not {len(breaker)}"
+                )
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it, however large it is."""
+    if isinstance(value, int) and abs(value) >= 2**256:
+        return "an integer of so many digits"  # which Python refuses to write
+    return f"{value!r:.60}"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from localkv.loader.chat_prompt import ChatPrompt
+from localkv.server import limits
 from localkv.server.answer import AnswerReader
 from localkv.server.answers import Answers
 from localkv.server.failures import RequestError, unsupported
@@ -18,8 +19,6 @@ from localkv.server.sampling_fields import stop_strings
 from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
 
-MOST_CHOICES = 128
-
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
@@ -28,23 +27,23 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class ChatBody(RequestFields, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
-    messages: list[dict[str, Any]]
+    messages: limits.Messages
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: limits.Logprobs | None = None
+    tools: limits.Tools | None = None
+    tool_choice: limits.Name | limits.Object | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: limits.Variables | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: limits.Word | None = None
     enable_thinking: bool | None = None
-    thinking_budget_tokens: int | None = None
+    thinking_budget_tokens: limits.Budget | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     verbose: bool | None = None
-    modalities: list[str] | None = None
-    functions: list[dict[str, Any]] | None = None
+    modalities: limits.Names | None = None
+    functions: limits.Refused | None = None
 
 
 async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
@@ -136,6 +135,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
     """Variables of the template; `reasoning_effort` is one that gpt-oss's reads."""
+    limits.check_variables(body.chat_template_kwargs)
     if body.reasoning_effort is None:
         return body.chat_template_kwargs
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
@@ -149,8 +149,6 @@ def _check(body: ChatBody) -> None:
     """
     if not body.messages:
         raise RequestError(400, "messages is empty", "send at least one")
-    if body.n is not None and not 1 <= body.n <= MOST_CHOICES:
-        raise RequestError(400, f"n must be from 1 to {MOST_CHOICES}, not {body.n}")
     if body.top_logprobs and not body.logprobs:
         raise RequestError(400, "top_logprobs needs logprobs: true")
     for i, tool in enumerate(body.tools or ()):

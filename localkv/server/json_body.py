@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from localkv.server.failures import RequestError
+from localkv.server.limits import type_error
 
 MOST_NESTED = 64
 """Levels of objects and lists in a body."""
@@ -45,7 +46,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise RequestError(400, str(error)) from None
+        raise type_error(error, kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
     return value

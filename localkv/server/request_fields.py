@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from localkv.server import limits
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.sampling_fields import SamplingFields, stop_strings
@@ -14,18 +15,18 @@ from localkv.structured.grammar import Grammar
 class RequestFields(SamplingFields, kw_only=True):
     """What each API adds fields of its own to; None is the default."""
 
-    model: str | None = None
+    model: limits.Name | None = None
     stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n_predict: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
+    max_tokens: limits.Tokens | None = None
+    max_completion_tokens: limits.Tokens | None = None
+    n_predict: limits.Tokens | None = None
+    n: limits.Choices | None = None
+    stop: limits.StopString | limits.Stops | None = None
+    response_format: limits.Object | None = None
+    json_schema: limits.Object | None = None
+    grammar: limits.GrammarText | None = None
     cache_prompt: bool | None = None
-    id_slot: int | None = None
+    id_slot: limits.Int32 | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
 

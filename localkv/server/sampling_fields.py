@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from localkv.errors import UsageError
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SamplingParams, shown
+from localkv.sampling.ranges import MOST_BIAS
+from localkv.server import limits
 from localkv.server.failures import RequestError, unsupported
 
 BANNED = float("-inf")
@@ -19,32 +20,32 @@ BANNED = float("-inf")
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Names are OpenAI's and llama-server's; None is the default (`SamplingParams`)."""
 
-    seed: int | None = None
-    temperature: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    typ_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    min_keep: int | None = None
-    repeat_last_n: int | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    mirostat: int | None = None
+    seed: limits.Seed | None = None
+    temperature: limits.Temperature | None = None
+    dynatemp_range: limits.DynatempRange | None = None
+    dynatemp_exponent: limits.DynatempExponent | None = None
+    top_k: limits.TopK | None = None
+    top_p: limits.Share | None = None
+    min_p: limits.Share | None = None
+    typical_p: limits.Share | None = None
+    typ_p: limits.Share | None = None
+    top_n_sigma: limits.TopNSigma | None = None
+    xtc_probability: limits.Share | None = None
+    xtc_threshold: limits.Share | None = None
+    min_keep: limits.MinKeep | None = None
+    repeat_last_n: limits.LastN | None = None
+    repeat_penalty: limits.RepeatPenalty | None = None
+    frequency_penalty: limits.Penalty | None = None
+    presence_penalty: limits.Penalty | None = None
+    dry_multiplier: limits.DryMultiplier | None = None
+    dry_base: limits.DryBase | None = None
+    dry_allowed_length: limits.DryAllowedLength | None = None
+    dry_penalty_last_n: limits.LastN | None = None
+    dry_sequence_breakers: limits.Breakers | None = None
+    mirostat: limits.Int32 | None = None
     audit: bool | None = None
-    samplers: list[str] | str | None = None
-    logit_bias: dict[str, float | bool] | list[list[Any]] | None = None
+    samplers: limits.SamplerNames | limits.SamplerLetters | None = None
+    logit_bias: limits.Biases | limits.BiasPairs | None = None
     ignore_eos: bool | None = None
 
 
@@ -107,12 +108,16 @@ def logit_bias(
             case [int() | str() as token, bool() | int() | float() as amount]:
                 if isinstance(token, bool) or amount is True:
                     raise _no_bias(pair)
+                if abs(amount) > MOST_BIAS:
+                    raise _no_bias(pair)
                 bias = BANNED if amount is False else float(amount)
             case _:
                 raise _no_bias(pair)
         if isinstance(token, int):
             biases[token] = bias
-        elif token.lstrip("-").isdecimal() and isinstance(given, Mapping):
+        elif len(token) > 64:
+            raise _no_bias(pair)
+        elif token.removeprefix("-").isdecimal() and isinstance(given, Mapping):
             biases[int(token)] = bias
         else:
             biases.update(dict.fromkeys(tokens_of(token), bias))
@@ -120,18 +125,16 @@ def logit_bias(
 
 
 def _no_bias(pair: object) -> RequestError:
+    token, *amounts = pair if isinstance(pair, list | tuple) and pair else (pair,)
     return RequestError(
-        400, f"logit_bias: {pair!r:.80} is not a token with a number", 'as in {"15043": -1}'
+        400,
+        f"logit_bias: {shown(token)} with {', '.join(map(shown, amounts)) or 'nothing'} is no "
+        f"token with a number from {-MOST_BIAS:g} to {MOST_BIAS:g}, or false",
+        'as in {"15043": -1}',
     )
 
 
 def stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
-    """The strings that end a text.
-
-    Raises:
-        UsageError: there are more than any API allows.
-    """
+    """The strings that end a text."""
     stops = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(stops) > 16:
-        raise UsageError(f"stop has {len(stops)} strings", hint="up to 16 are possible")
     return tuple(stop for stop in stops if stop)

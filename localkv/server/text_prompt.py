@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
+from localkv.server.limits import MOST_PROMPTS, Object, TextParts
 from localkv.server.prompt_model import PromptModel
 
-GivenPrompts: TypeAlias = str | list[Any] | dict[str, Any]
+GivenPrompts: TypeAlias = str | TextParts | Object
 """The field `prompt`, as OpenAI's API and llama-server's take it."""
 
 
@@ -44,6 +45,8 @@ def _split(given: GivenPrompts) -> list[Any]:
         return [given]
     if not given:
         raise RequestError(400, "prompt is empty", "send a text, or token ids")
+    if len(given) > MOST_PROMPTS:
+        raise RequestError(400, f"prompt must be up to {MOST_PROMPTS} prompts, not {len(given)}")
     return given
 
 

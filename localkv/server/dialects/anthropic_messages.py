@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localkv.server import limits
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun, rendered
 from localkv.server.event_stream import event, event_stream
@@ -36,34 +37,34 @@ NATIVE_TYPES = {
 
 class ToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: limits.Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    type: str
-    budget_tokens: int | None = None
+    type: limits.Word
+    budget_tokens: limits.Budget | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    name: str
+    name: limits.Name
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    type: str | None = None
+    input_schema: limits.Object | None = None
+    type: limits.Word | None = None
 
 
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | limits.Blocks
 
 
 class CountBody(msgspec.Struct, kw_only=True):
     """What a prompt is made of."""
 
-    messages: list[Message]
-    model: str | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], limits.MANY]
+    model: limits.Name | None = None
+    system: str | limits.Blocks | None = None
+    tools: Annotated[list[Tool], limits.TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
@@ -71,12 +72,12 @@ class CountBody(msgspec.Struct, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
-    max_tokens: int
-    stop_sequences: list[str] | None = None
+    max_tokens: limits.SomeTokens
+    stop_sequences: limits.Stops | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: limits.Temperature | None = None
+    top_p: limits.Share | None = None
+    top_k: limits.TopK | None = None
 
 
 def chat_body(body: CountBody) -> ChatBody:
@@ -319,8 +320,6 @@ async def messages(front: Front, request: Request) -> Response:
     """POST /v1/messages."""
     try:
         body = decoded(await request.body(), MessagesBody)
-        if body.max_tokens < 1:
-            raise RequestError(400, f"max_tokens must be at least 1, not {body.max_tokens}")
         answer = MessageAnswer(
             await begun(front, chat_body(body)), body.model or front.settings.model_name
         )

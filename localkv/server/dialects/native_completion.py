@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
+from localkv.server import limits
 from localkv.server.answer import AnswerReader, Delta
 from localkv.server.answers import Answers
-from localkv.server.dialects.openai_completions import check_choices, submits
+from localkv.server.dialects.openai_completions import submits
 from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
@@ -33,15 +34,15 @@ class NativeBody(RequestFields, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
     prompt: GivenPrompts
-    n_cmpl: int | None = None
-    n_probs: int | None = None
-    logprobs: int | None = None
+    n_cmpl: limits.Choices | None = None
+    n_probs: limits.Logprobs | None = None
+    logprobs: limits.Logprobs | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    response_fields: list[str] | None = None
-    n_indent: int | None = None
-    t_max_predict_ms: float | None = None
-    lora: list[Any] | None = None
+    response_fields: limits.Names | None = None
+    n_indent: limits.Int32 | None = None
+    t_max_predict_ms: limits.Milliseconds | None = None
+    lora: limits.Refused | None = None
 
     @property
     def n_texts(self) -> int:
@@ -268,7 +269,6 @@ def _check(body: NativeBody) -> None:
     Raises:
         RequestError: says what.
     """
-    check_choices(body.n_texts, "n_cmpl")
     if body.n_indent:
         raise unsupported("n_indent", "use a grammar")
     if body.t_max_predict_ms and body.t_max_predict_ms > 0:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.errors import LocalKVError
+from localkv.server import limits
 from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
@@ -25,7 +26,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class StateBody(msgspec.Struct):
     """The body of a request to save or restore."""
 
-    filename: str = ""
+    filename: limits.Name = ""
 
 
 async def slot_action(front: Front, request: Request) -> Response:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localkv.server import limits
 from localkv.server.chat_request import ChatBody, rendered
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
@@ -18,7 +19,7 @@ from localkv.server.text_prompt import checked_token
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """A text to be cut into tokens."""
 
-    content: str | list[Any]
+    content: str | limits.TextParts
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -27,7 +28,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """Tokens to be put together."""
 
-    tokens: list[int]
+    tokens: limits.TokenIds
 
 
 @takes(TokenizeBody)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from localkv import __version__
 from localkv.loader.model_summary import file_type_name
+from localkv.server import limits
 from localkv.server.dialects.ollama_request import LATEST, can_think, known_name
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
@@ -28,8 +29,8 @@ LONGEST_SHOWN = 64
 class ShowRequest(msgspec.Struct, kw_only=True):
     """Which model; `name` is what it was called before."""
 
-    model: str | None = None
-    name: str | None = None
+    model: limits.Name | None = None
+    name: limits.Name | None = None
 
 
 async def version(front: Front, request: Request) -> Response:

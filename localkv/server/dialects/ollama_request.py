@@ -10,6 +10,7 @@ import msgspec
 from localkv.loader.channels import writes_channels
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.reasoning_tags import REASONING_TAGS
+from localkv.server import limits
 from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
@@ -22,28 +23,28 @@ LATEST = ":latest"
 class Options(SamplingFields, kw_only=True):
     """The fields of `options`; those that load a model, as `num_gpu`, are ignored."""
 
-    num_ctx: int | None = None
-    num_predict: int | None = None
-    stop: str | list[str] | None = None
+    num_ctx: limits.Int32 | None = None
+    num_predict: limits.Tokens | None = None
+    stop: limits.StopString | limits.Stops | None = None
 
 
 class Body(msgspec.Struct, kw_only=True):
     """What both have; `model` is the name of the model that is loaded."""
 
-    model: str
+    model: limits.Name
     stream: bool | None = None
-    format: str | dict[str, Any] | None = None
+    format: limits.Word | limits.Object | None = None
     options: Options | None = None
-    think: bool | str | None = None
+    think: bool | limits.Word | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: limits.Logprobs | None = None
 
 
 class ChatRequest(Body, kw_only=True):
     """A conversation; an empty one only asks for the model."""
 
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: limits.Messages | None = None
+    tools: limits.Tools | None = None
 
 
 class GenerateRequest(Body, kw_only=True):
@@ -54,8 +55,8 @@ class GenerateRequest(Body, kw_only=True):
     raw: bool | None = None
     suffix: str | None = None
     template: str | None = None
-    context: list[int] | None = None
-    images: list[str] | None = None
+    context: limits.TokenIds | None = None
+    images: limits.Refused | None = None
 
 
 def known_name(name: str) -> str:

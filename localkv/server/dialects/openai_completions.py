@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import LEAST, TokenLogprob, as_openai
+from localkv.server import limits
 from localkv.server.answer import AnswerReader, Delta
 from localkv.server.answers import Answers
-from localkv.server.chat_request import MOST_CHOICES, StreamOptions
+from localkv.server.chat_request import StreamOptions
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
 from localkv.server.event_stream import event, event_stream
-from localkv.server.failures import RequestError, unsupported
+from localkv.server.failures import unsupported
 from localkv.server.front import Front, with_seed
 from localkv.server.json_answer import json_answer
 from localkv.server.json_body import decoded, takes
@@ -32,10 +33,10 @@ class CompletionBody(RequestFields, kw_only=True):
 
     prompt: GivenPrompts
     stream_options: StreamOptions | None = None
-    best_of: int | None = None
+    best_of: limits.Choices | None = None
     echo: bool | None = None
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: limits.Logprobs | None = None
 
 
 class Choice:
@@ -167,25 +168,13 @@ class CompletionAnswer(OpenAIAnswer):
         return event(self.object(self.chunk_kind, choices=[choice], **fields))
 
 
-def check_choices(n: int | None, field: str = "n") -> int:
-    """How many texts there are to a prompt.
-
-    Raises:
-        RequestError: there can't be so many.
-    """
-    if n is not None and not 1 <= n <= MOST_CHOICES:
-        raise RequestError(400, f"{field} must be from 1 to {MOST_CHOICES}, not {n}")
-    return n or 1
-
-
 def _check(body: CompletionBody) -> None:
     """Refuse what makes no sense, or is not there.
 
     Raises:
         RequestError: says what.
     """
-    n = check_choices(body.n)
-    if body.best_of is not None and body.best_of != n:
+    if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "ask for n texts, with logprobs, and choose among them")
     if body.suffix:
         raise unsupported("suffix", "write the model's own tokens for filling in into the prompt")

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localkv.server import limits
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun, rendered
 from localkv.server.event_stream import event, event_stream
@@ -28,33 +29,33 @@ TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: str | None = None
+    effort: limits.Word | None = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
-    format: dict[str, Any] | None = None
+    format: limits.Object | None = None
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
-    input: str | list[dict[str, Any]] | None = None
-    model: str | None = None
+    input: str | limits.Messages | None = None
+    model: limits.Name | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: limits.Tokens | None = None
+    temperature: limits.Temperature | None = None
+    top_p: limits.Share | None = None
     stream: bool | None = None
     store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
+    previous_response_id: limits.Name | None = None
+    conversation: limits.Name | limits.Object | None = None
     background: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: limits.Tools | None = None
+    tool_choice: limits.Name | limits.Object | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: dict[str, str] | None = None
+    metadata: limits.Metadata | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
 

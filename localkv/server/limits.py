@@ -1,0 +1,278 @@
+"""What a request may be: the type, range and length of each kind of field, for all dialects.
+
+Fields of bodies have these types, so msgspec checks them while it reads a body, and
+`/openapi.json` shows them. `BESIDES` has what a type can't say. `docs/server-operation.md` shows
+all of it as a table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta, inspect
+
+from localkv.sampling.ranges import (
+    LEAST_TEMPERATURE,
+    LONGEST_BREAKER,
+    MOST_BIAS,
+    MOST_BREAKERS,
+    RANGES,
+    Range,
+)
+from localkv.sampling.table import SAMPLER_ORDER
+from localkv.server.failures import RequestError
+
+
+def _range(name: str, kind: type[float] = float) -> Meta:
+    """A field's range in `SamplingParams`."""
+    least, most = RANGES[name]
+    return Meta(ge=kind(least), le=kind(most))
+
+
+Seed: TypeAlias = Annotated[int, _range("seed", int)]
+Temperature: TypeAlias = Annotated[float, _range("temperature")]
+DynatempRange: TypeAlias = Annotated[float, _range("dynatemp_range")]
+DynatempExponent: TypeAlias = Annotated[float, _range("dynatemp_exponent")]
+TopK: TypeAlias = Annotated[int, _range("top_k", int)]
+Share: TypeAlias = Annotated[float, _range("top_p")]
+TopNSigma: TypeAlias = Annotated[float, _range("top_n_sigma")]
+MinKeep: TypeAlias = Annotated[int, _range("min_keep", int)]
+LastN: TypeAlias = Annotated[int, _range("repeat_last_n", int)]
+RepeatPenalty: TypeAlias = Annotated[float, _range("repeat_penalty")]
+Penalty: TypeAlias = Annotated[float, _range("frequency_penalty")]
+DryMultiplier: TypeAlias = Annotated[float, _range("dry_multiplier")]
+DryBase: TypeAlias = Annotated[float, _range("dry_base")]
+DryAllowedLength: TypeAlias = Annotated[int, _range("dry_allowed_length", int)]
+
+MOST_CHOICES = 128
+MOST_LOGPROBS = 100
+MOST_TOKENS = 2**53 - 1
+"""Largest integer that every JSON library keeps; clients send it for "no limit"."""
+
+Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""A number whose range depends on the server, or that is refused unless it is 0."""
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=-1e15, le=1e15)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tokens: TypeAlias = Annotated[int, Meta(ge=-2, le=MOST_TOKENS)]
+"""Most tokens of an answer; negative ones set no limit."""
+SomeTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Budget: TypeAlias = Annotated[int, Meta(ge=-1, le=MOST_TOKENS)]
+"""Most tokens of reasoning; -1 sets no limit."""
+Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Logprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+
+Name: TypeAlias = Annotated[str, Meta(max_length=512)]
+"""A model, tool, file or field."""
+Word: TypeAlias = Annotated[str, Meta(max_length=64)]
+"""One of a few words, as the effort of reasoning."""
+StopString: TypeAlias = Annotated[str, Meta(max_length=512)]
+Stops: TypeAlias = Annotated[list[StopString], Meta(max_length=16)]
+Breaker: TypeAlias = Annotated[str, Meta(max_length=LONGEST_BREAKER)]
+Breakers: TypeAlias = Annotated[list[Breaker], Meta(max_length=MOST_BREAKERS)]
+SamplerLetters: TypeAlias = Annotated[str, Meta(max_length=len(SAMPLER_ORDER))]
+SamplerNames: TypeAlias = Annotated[list[Word], Meta(max_length=len(SAMPLER_ORDER))]
+Bias: TypeAlias = Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
+Biases: TypeAlias = Annotated[dict[Word, Bias | bool], Meta(max_length=4096)]
+BiasPairs: TypeAlias = Annotated[
+    list[Annotated[list[Any], Meta(min_length=2, max_length=2)]], Meta(max_length=4096)
+]
+GrammarText: TypeAlias = Annotated[str, Meta(max_length=1 << 19)]
+
+Object: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=512)]
+"""An object whose fields somebody else knows: a schema, a format, the choice of a tool."""
+MANY = Meta(max_length=10_000)
+TOOLS = Meta(max_length=512)
+Messages: TypeAlias = Annotated[list[dict[str, Any]], MANY]
+Blocks: TypeAlias = Annotated[list[dict[str, Any]], MANY]
+Tools: TypeAlias = Annotated[list[dict[str, Any]], TOOLS]
+Names: TypeAlias = Annotated[list[Name], Meta(max_length=64)]
+Refused: TypeAlias = Annotated[list[Any], Meta(max_length=10_000)]
+"""A list that must be empty, since what it is for is not there."""
+Variables: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=64)]
+"""Variables of a template."""
+Metadata: TypeAlias = Annotated[
+    dict[Word, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1 << 20)]
+TextParts: TypeAlias = Annotated[list[Any], Meta(max_length=1 << 20)]
+"""Texts and token ids in turn."""
+
+MOST_PROMPTS = 256
+MOST_VARIABLES_BYTES = 64 << 10
+
+
+class Besides(NamedTuple):
+    """What a type can't say of a field.
+
+    Attributes:
+        field: its name.
+        wanted: what it has to be besides, in a few words.
+        inside, outside: values that are just so, and just not.
+    """
+
+    field: str
+    wanted: str
+    inside: Any
+    outside: Any
+
+
+BESIDES = (
+    Besides(
+        "temperature",
+        f"0 or less, or at least {LEAST_TEMPERATURE:g}",
+        LEAST_TEMPERATURE,
+        LEAST_TEMPERATURE / 2,
+    ),
+    Besides(
+        "logit_bias",
+        f"pairs: a token and a number from {-MOST_BIAS:g} to {MOST_BIAS:g}, or false",
+        [[5, MOST_BIAS]],
+        [[5, 2 * MOST_BIAS]],
+    ),
+    Besides("samplers", "each sampler once", "kt", "ktk"),
+    Besides("samplers", "each sampler once", ["top_k", "temperature"], ["top_k", "top-k"]),
+    Besides(
+        "chat_template_kwargs",
+        f"up to {MOST_VARIABLES_BYTES >> 10} KiB of JSON",
+        {"a": "x" * (MOST_VARIABLES_BYTES - 8)},
+        {"a": "x" * (MOST_VARIABLES_BYTES - 7)},
+    ),
+    Besides("prompt", f"up to {MOST_PROMPTS} prompts", None, ["a"] * (MOST_PROMPTS + 1)),
+)
+"""Each is checked where the field is read."""
+
+
+def check_variables(variables: Mapping[str, Any] | None) -> None:
+    """Refuse variables of a template that are too large.
+
+    Raises:
+        RequestError: they are.
+    """
+    n_bytes = len(msgspec.json.encode(variables)) if variables else 0
+    if n_bytes > MOST_VARIABLES_BYTES:
+        raise RequestError(
+            400,
+            f"chat_template_kwargs must be up to {MOST_VARIABLES_BYTES} bytes of JSON, "
+            f"not {n_bytes}",
+        )
+
+
+_AT = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>.*)`$")
+_STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
+_LONGEST_SHOWN = 1 << 16
+"""Bytes of a body in which the value that is wrong is looked up, to be shown."""
+
+
+def type_error(error: msgspec.ValidationError, kind: type, body: bytes) -> RequestError:
+    """A body that has a value outside its limits, as the answer to the request.
+
+    Args:
+        kind: what the body should have been.
+    """
+    at = _AT.search(text := str(error))
+    if at is None or not at["path"] or text.startswith("Object"):
+        return RequestError(400, text)
+    path = at["path"]
+    steps = _STEP.findall(path)
+    wanted = _type_at(kind, steps)
+    if wanted is None:
+        return RequestError(400, text)
+    if at["key"]:
+        key = next((one for one in _members(wanted) if isinstance(one, inspect.DictType)), None)
+        message = f"names in {path} must be {described(key.key_type if key else wanted)}"
+    else:
+        message = f"{path} must be {described(wanted)}"
+        if len(body) <= _LONGEST_SHOWN:
+            message += _found(msgspec.json.decode(body), steps)
+    return RequestError(400, message, extra={"param": re.split(r"[.\[]", path)[-1] or path})
+
+
+def _found(value: Any, steps: list[str]) -> str:
+    """The value at a place of a body, if it is short enough to be shown."""
+    for step in steps:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step[1:-1].isdecimal():
+            value = value[int(step[1:-1])]
+        else:
+            return ""
+    if isinstance(value, dict | list | str) and len(value) > 60:
+        names = {dict: "fields", list: "items", str: "characters"}
+        return f", not {len(value)} {names[type(value)]}"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return ", not an integer of so many digits"
+    return f", not {msgspec.json.encode(value).decode():.60}"
+
+
+@lru_cache(64)
+def _fields(kind: type) -> Mapping[str, inspect.Type]:
+    """The fields of a struct, with their types."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    """The types that a value may have, but for null."""
+    several = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return tuple(one for one in several if not isinstance(one, inspect.NoneType))
+
+
+def _type_at(kind: type, steps: Iterable[str]) -> inspect.Type | None:
+    """The type of a place in a body."""
+    found: inspect.Type = inspect.type_info(kind)
+    for step in steps:
+        for one in _members(found):
+            if isinstance(one, inspect.StructType) and step in (fields := _fields(one.cls)):
+                found = fields[step]
+                break
+            if isinstance(one, inspect.ListType) and step.startswith("["):
+                found = one.item_type
+                break
+            if isinstance(one, inspect.DictType):
+                found = one.value_type
+                break
+        else:
+            return None
+    return found
+
+
+def described(kind: inspect.Type) -> str:
+    """A type with its limits, in words: "a whole number from 1 to 128"."""
+    return " or ".join(dict.fromkeys(_described(one, "a ", "") for one in _members(kind)))
+
+
+def _described(kind: inspect.Type, article: str, plural: str) -> str:
+    match kind:
+        case inspect.IntType(ge=least, le=most):
+            return f"{article}whole number{plural}{_between(least, most)}"
+        case inspect.FloatType(ge=least, le=most):
+            return f"{article}number{plural}{_between(least, most)}"
+        case inspect.StrType(max_length=most):
+            return f"{article}text{plural}{_up_to(most, 'characters')}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(map(str, values))
+        case inspect.ListType(item_type=item, max_length=most):
+            items = " or ".join(_described(one, "", "s") for one in _members(item))
+            count = "" if most is None else f"up to {most:,} "
+            return f"{article}list{plural} of {count}{items}"
+        case inspect.DictType(max_length=most):
+            start = "an object" if article else "objects"
+            return f"{start}{_up_to(most, 'fields')}"
+        case inspect.StructType():
+            return "an object" if article else "objects"
+    return "anything" if article else "items"
+
+
+def _between(least: float | None, most: float | None) -> str:
+    return "" if least is None or most is None else f" {Range(least, most)}"
+
+
+def _up_to(most: int | None, what: str) -> str:
+    return "" if most is None else f" of up to {most:,} {what}"
