@@ -2,13 +2,15 @@
 
 Templates differ in the values that they can read: parts of a message or its text alone, a role
 `developer` or none, arguments of tool calls as objects or as JSON text, an earlier answer's
-reasoning by one name or another. Whether parts and objects are read is found out by rendering a
-message that has them.
+reasoning by one name or another, no text beside calls as null or as an empty one. What a template
+reads is found out by rendering a message that has it. Which roles may follow each other is another
+matter (`localkv.loader.chat_roles`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -23,6 +25,7 @@ from localkv.loader.reasoning_tags import THINK_TAGS
 Message = Mapping[str, object]
 
 _WORD = "localkv-probe"
+_NULL = re.compile("None|null")
 
 
 def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Message]:
@@ -31,7 +34,9 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
     The role `developer` becomes `system` where the template has no such role. Parts of text become
     one text, with a line break between, where it reads texts only. Arguments of tool calls become
     objects where it reads those, else JSON text. Calls without an id get one. Reasoning is there by
-    the names that templates read, as in transformers.
+    the names that templates read, as in transformers. A content that is null or not there is as the
+    template takes it; other fields that are null are left out, as are calls of which there are
+    none.
 
     Raises:
         UsageError: a message is not one, or has a part that is not text.
@@ -63,20 +68,34 @@ def _message(template: ChatTemplate, message: Message, where: str) -> Message:
         raise UsageError(f"{where} has no role", hint="system, user, assistant, tool, developer")
     if role == "developer" and not template.reads(role):
         role = "system"
-    shaped = {**message, "role": role}
+    shaped = {name: value for name, value in message.items() if _says_something(name, value)}
+    shaped["role"] = role
     content = message.get("content")
+    if content is None and role == "assistant":
+        content = shaped["content"] = message.get("refusal")
     if isinstance(content, list | tuple):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
         if not _reads_parts(template, role):
             shaped["content"] = "\n".join(texts)
     elif not (content is None or isinstance(content, str)):
         raise UsageError(f"{where}.content is a {type(content).__name__}, not text")
+    if not content and not isinstance(content, list | tuple):
+        has_calls, is_answer = bool(message.get("tool_calls")), role == "assistant"
+        shaped["content"] = _no_content(template, content, has_calls) if is_answer else ""
     if calls := message.get("tool_calls"):
         shaped["tool_calls"] = _calls(template, calls, f"{where}.tool_calls")
     if role == "assistant" and writes_channels(template.source):
         shaped = _out_of_tags(shaped)
     reasoning = next((shaped[name] for name in REASONING_FIELDS if shaped.get(name)), None)
     return shaped if reasoning is None else with_reasoning(shaped, reasoning)
+
+
+def _says_something(name: object, value: object) -> bool:
+    """Whether a field of a message is more than an empty one of an API's answers: templates ask
+    whether `tool_calls` is there, and then read them."""
+    if name == "tool_calls":
+        return value is not None and value != []
+    return value is not None or name == "tool_call_id"
 
 
 def _out_of_tags(message: dict[str, object]) -> dict[str, object]:
@@ -97,7 +116,9 @@ def _part(part: object, where: str) -> str:
     """The text of a part of a message."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     text = part.get("text") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(text, str):
+    if isinstance(part, Mapping) and kind == "refusal":  # OpenAI's answers have it as a text
+        text = part.get("refusal")
+    if kind in ("text", "refusal") and isinstance(text, str):
         return text
     what = f"a part of type {kind!r}" if isinstance(kind, str) else "this part"
     raise UsageError(
@@ -137,6 +158,50 @@ def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
         return json.dumps(arguments, ensure_ascii=False)
     except (TypeError, RecursionError):
         raise UsageError(f"{where} holds something that is not JSON") from None
+
+
+def text_of(message: Message) -> str:
+    """The text of a message that `messages_for` made."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return "\n".join(_part(part, "content") for part in content)
+    return "" if content is None else str(content)
+
+
+@lru_cache(maxsize=64)
+def _no_content(template: ChatTemplate, given: str | None, has_calls: bool) -> str | None:
+    """The content of an answer without text: null or an empty text, the given one if both will do.
+
+    Templates fail with null, or write "None"; others show calls beside null only.
+    """
+    answer: dict[str, object] = {"role": "assistant"}
+    if has_calls:
+        function = {"name": _WORD, "arguments": "{}"}
+        call = {"id": "call00000", "type": "function", "function": function}
+        answer["tool_calls"] = _calls(template, [call], "tool_calls")
+    prompts = dict[str | None, str]()
+    for form in (given, None if given is not None else ""):
+        with suppress(ChatTemplateError):
+            prompts[form] = _probed(template, {**answer, "content": form})
+
+    def loss(form: str | None) -> tuple[bool, int]:
+        return _WORD not in prompts[form], len(_NULL.findall(prompts[form]))
+
+    return min(prompts, key=loss, default="")  # of two that are as good, the given one
+
+
+def _probed(template: ChatTemplate, answer: Message) -> str:
+    """The prompt with an answer of the assistant.
+
+    Raises:
+        ChatTemplateError: the template fails, whether there are tools or not.
+    """
+    schema = {"name": "probe", "description": "", "parameters": {"type": "object"}}
+    messages = [{"role": "user", "content": "a"}, answer]
+    try:
+        return template.render(messages)
+    except ChatTemplateError:  # some fail without any
+        return template.render(messages, tools=[{"type": "function", "function": schema}])
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import Any
 from localkv.errors import UsageError
 from localkv.loader.channels import in_channels, writes_channels
 from localkv.loader.chat_messages import Message, checked_tools, messages_for
+from localkv.loader.chat_roles import in_turns
 from localkv.loader.chat_template import (
     THINK,
     ChatTemplate,
@@ -48,7 +49,8 @@ class ChatPrompt:
         reasoning: the tags of the reasoning that the prompt ends in, or None.
         n_reasoned: tokens of that reasoning that are in the prompt.
         reasoning_budget: most tokens of reasoning in the answer; None sets no limit.
-        warnings: one line for each argument that has no effect with this template.
+        warnings: one line for each argument that has no effect with this template, and for each way
+            in which the order of roles was changed for it.
     """
 
     ids: list[int]
@@ -92,7 +94,7 @@ def chat_prompt(
         continued = prefill
     elif continue_final_message is True and _is_reasoned_in_channels(template, last.get("content")):
         messages, continued, continue_final_message = messages[:-1], str(last["content"]), False
-    messages = messages_for(template, messages)
+    messages, rearranged = in_turns(template, messages_for(template, messages))
     budget = _checked_budget(reasoning_budget)
     variables = _variables(template, template_kwargs, enable_thinking)
     switch = template.think_switch
@@ -101,7 +103,7 @@ def chat_prompt(
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
     used = [name for name, value in given.items() if value]
-    warnings = without_effect(tokenizer, template, variables, used)
+    warnings = (*rearranged, *without_effect(tokenizer, template, variables, used))
     variables["tools"] = checked_tools(tools)
     if prefill and not continued:
         messages.append({"role": "assistant", "content": prefill})

@@ -1,0 +1,185 @@
+"""Conversations of any order of roles, with templates that take few of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localkv.errors import ChatTemplateError
+from localkv.loader.chat_messages import messages_for
+from localkv.loader.chat_roles import in_turns
+from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.named_templates import NAMED_TEMPLATES
+from support.family_templates import FAMILIES, QWEN3
+
+DATA = Path(__file__).parent.parent / "data"
+RECORDED = json.loads((DATA / "transformers_prompts.json").read_text())
+MODELS = {path.stem: path.read_text() for path in sorted((DATA / "templates").glob("*.jinja"))}
+
+STRICT = QWEN3.source.replace(
+    "(message.role == 'system' and not loop.first) %}",
+    "false %}",
+).replace(
+    "{%- elif message.role == 'assistant' %}",
+    "{%- elif message.role == 'system' and not loop.first %}"
+    "{{- raise_exception('System message must be at the beginning.') }}"
+    "{%- elif message.role == 'assistant' %}",
+    1,
+)
+"""As Qwen 3.5's: a system message comes first, or not at all."""
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+    "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}"
+    "{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+)
+"""As Gemma 2's."""
+
+SILENT = "{% for m in messages if m.role != 'system' %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+"""It leaves out system messages, and says nothing."""
+
+SOURCES = {
+    **MODELS,
+    **{f"named {name}": source for name, source in NAMED_TEMPLATES.items()},
+    **{f"like {name}": family.source for name, family in FAMILIES.items()},
+    "strict": STRICT,
+    "no system": NO_SYSTEM,
+    "silent": SILENT,
+}
+TEMPLATES = {
+    name: ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    for name, source in SOURCES.items()
+}
+
+SHOWN = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
+ORDERS = ["s", "su", "ssu", "sdu", "sa", "saa", "sauau", "suasu", "suasa", "suctsau"]
+ORDERS += ["us", "sus", "usa", "usau", "uasa", "usst", "uu", "uauau", "au", "ut", "uat"]
+ORDERS += ["uctu", "uctau", "uctus", "uctua", "uctuau", "uctt"]
+
+
+def said(order: str) -> list[dict[str, Any]]:
+    """A conversation, a letter for each message; `c` is a call of a tool."""
+    messages = list[dict[str, Any]]()
+    for i, letter in enumerate(order):
+        if letter == "c":
+            function = {"name": "f", "arguments": "{}"}
+            call = {"id": "call00001", "type": "function", "function": function}
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        else:
+            messages.append({"role": SHOWN[letter], "content": f"word {i}."})
+        if letter == "t":
+            messages[-1]["tool_call_id"] = "call00001"
+    return messages
+
+
+def arranged(name: str, messages: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    template = TEMPLATES[name]
+    turns, warnings = in_turns(template, messages_for(template, messages))
+    return template.render(turns), warnings
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_order_is_rendered_with_every_word_in_its_place(name: str, order: str) -> None:
+    prompt, _ = arranged(name, said(order))
+    places = [prompt.find(f"word {i}.") for i, letter in enumerate(order) if letter != "c"]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_template_takes_is_left_as_it_is(name: str) -> None:
+    template = TEMPLATES[name]
+    for kind, conversation in RECORDED["conversations"].items():
+        if kind == "wrong":
+            continue
+        messages = messages_for(template, conversation)
+        try:
+            expected = template.render(messages)
+        except ChatTemplateError:
+            continue
+        if name == "hunyuan" and kind.startswith("call"):
+            continue  # it leaves out results of tools, and says nothing
+        turns, warnings = in_turns(template, messages)
+        assert (template.render(turns), warnings) == (expected, ())
+
+
+@pytest.mark.parametrize("order", ["susau", "suctsau", "usausau", "suasau", "suctsctau"])
+@pytest.mark.parametrize("name", ["strict", "gpt-oss", "deepseek-v3", "seed-oss", "minimax-m2"])
+def test_a_late_system_message_leaves_the_beginning_alone(name: str, order: str) -> None:
+    """What was read before an answer is the beginning of what is read before the next."""
+    template = TEMPLATES[name]
+    prompts = list[str]()
+    for end in [i for i, letter in enumerate(order) if letter in "ac"] + [len(order)]:
+        turns, _ = in_turns(template, messages_for(template, said(order[:end])))
+        prompts.append(template.render(turns, add_generation_prompt=False))
+    for one, other in pairwise(prompts):
+        assert other.startswith(one)
+
+
+def test_where_a_late_system_message_goes() -> None:
+    user, system = "<|im_start|>user\n", "<|im_start|>system\n"
+    end = "<|im_end|>\n"
+    late = "the chat template takes system messages at the beginning only: the user's turn beside a"
+    for order, expected in {
+        "su": f"{system}word 0.{end}{user}word 1.{end}",
+        "us": f"{user}word 0.\n\nword 1.{end}",
+        "uctsu": f"</tool_response>{end}{user}word 3.\n\nword 4.{end}",
+        "uasu": f"word 1.{end}{user}word 2.\n\nword 3.{end}",
+    }.items():
+        prompt, warnings = arranged("strict", said(order))
+        assert expected in prompt
+        assert warnings == (() if order == "su" else (f"{late} later one has it",))
+
+
+def test_who_has_no_system_role_is_told_by_the_user() -> None:
+    assert arranged("no system", said("ssu")) == (
+        "[user] word 0.\n\nword 1.\n\nword 2.\n",
+        ("the chat template takes no system message: the user's first turn has it",),
+    )
+    assert arranged("no system", said("sau"))[0].startswith("[user] word 0.\n[assistant] word 1.")
+    assert arranged("silent", said("su"))[0] == "[user] word 0.\n\nword 1.\n"
+
+
+def test_parts_are_joined_as_texts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": role, "content": parts} for role in ("system", "user", "user")]
+    assert arranged("no system", messages)[0] == "[user] a\nb\n\na\nb\n\na\nb\n"
+
+
+# --- an answer without text
+
+NULLS = {"refusal": None, "audio": None, "function_call": None, "name": None, "annotations": []}
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES])
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}])
+def test_an_answer_without_text_is_rendered(name: str, content: dict[str, Any]) -> None:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    shown = {"role": "assistant", **content, "tool_calls": [call], **NULLS}
+    empty = {"role": "assistant", **content, "tool_calls": None, **NULLS}
+    template = TEMPLATES[name]
+    for answer in (shown, empty):
+        user = {"role": "user", "content": "a", "name": None}
+        prompt = template.render(messages_for(template, [user, answer, user]))
+        assert "None" not in prompt
+        assert "null" not in prompt
+
+
+def test_calls_are_shown_where_a_template_wants_null_beside_them() -> None:
+    source = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
+    source += "{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    (answer,) = [{**said("c")[0], "content": ""}]
+    assert template.render(messages_for(template, [answer])) == "f"
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    assert arranged("strict", [*said("u"), refused, *said("u")])[0].count("No.") == 1
+    part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert arranged("strict", [*said("u"), part, *said("u")])[0].count("No.") == 1
