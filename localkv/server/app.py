@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -40,7 +40,7 @@ from localkv.server.failures import RequestError, as_request_error
 from localkv.server.front import Front
 from localkv.server.guard import Guard
 from localkv.server.hosts import LOCAL, LOCAL_ORIGIN
-from localkv.server.json_answer import json_response
+from localkv.server.json_answer import CLOSED, json_response
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, facts, page
 from localkv.server.recorder import WARNING, Recorder
@@ -122,6 +122,11 @@ def application(front: Front) -> Starlette:
         )
         return error_answer(request.url.path, failure)
 
+    async def lost(request: Request, error: Exception) -> Response:
+        return Response(
+            status_code=CLOSED
+        )  # for the log: whoever broke off in a body reads nothing
+
     async def broken(request: Request, error: Exception) -> Response:
         # its text may be a part of somebody's prompt
         where = "".join(traceback.format_tb(error.__traceback__))
@@ -134,7 +139,12 @@ def application(front: Front) -> Starlette:
             Route(path, partial(endpoint, front), methods=methods)
             for path, methods, endpoint in ENDPOINTS
         ],
-        exception_handlers={LocalKVError: refused, HTTPException: not_found, Exception: broken},
+        exception_handlers={
+            LocalKVError: refused,
+            HTTPException: not_found,
+            ClientDisconnect: lost,
+            Exception: broken,
+        },
         middleware=[
             Middleware(Recorder, front=front),
             *_cors(front),

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
@@ -50,6 +55,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
         self._is_refused = False
         self._has_head = False
         self._n_head = 0
@@ -69,6 +75,11 @@ class Connection(HttpToolsProtocol):
         if self._stuck is not None:
             self._stuck.cancel()
         super().connection_lost(exc)
+        # uvicorn tells the request that came last; the one that is answered may be an earlier one
+        self.pipeline.clear()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -101,6 +112,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()

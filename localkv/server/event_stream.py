@@ -48,6 +48,7 @@ async def with_pings(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     finally:
         if waiting is not None:
             waiting.cancel()
+            await asyncio.wait({waiting})  # the source can be closed once it no longer runs
         close = getattr(source, "aclose", None)
         if close is not None:
             await close()

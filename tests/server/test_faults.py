@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import ssl
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -165,20 +169,118 @@ def test_whoever_asks_twice_does_not_wait():
     server.stop()
 
 
-@pytest.mark.slow
-def test_over_tls_with_a_key(tmp_path: Path):
-    authority = trustme.CA()
+DIALECTS = {
+    "/v1/chat/completions": _chat(max_tokens=200),
+    "/v1/completions": {"prompt": "A dog", "ignore_eos": True, "max_tokens": 200},
+    "/completion": {"prompt": "A dog", "ignore_eos": True, "n_predict": 200},
+    "/v1/responses": {"input": "A dog", "max_output_tokens": 200},
+    "/v1/messages": {"messages": _chat()["messages"], "max_tokens": 200},
+    "/api/chat": {"messages": _chat()["messages"], "options": {"num_predict": 200}},
+    "/api/generate": {"prompt": "A dog", "options": {"num_predict": 200}},
+}
+LEAVES = {
+    "in the head": lambda head, body: (head[:30], 0.01),
+    "before the body": lambda head, body: (head, 0.01),
+    "in the body": lambda head, body: (head + body[:20], 0.03),
+    "in a chunk": lambda head, body: (_in_chunks(head) + body[:9], 0.03),
+    "at once": lambda head, body: (head + body, 0.0),
+    "soon": lambda head, body: (head + body, 0.004),
+    "in the stream": lambda head, body: (head + body, 0.06),
+    "late": lambda head, body: (head + body, 0.15),
+    "with two requests": lambda head, body: (2 * (head + body), 0.03),
+}
+"""Moments: what was sent until then, and how long a client stays after that."""
+
+
+def _in_chunks(head: bytes) -> bytes:
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    lines[1:1] = [b"Transfer-Encoding: chunked"]
+    return b"\r\n".join(lines) + b"40\r\n"
+
+
+def _half_close(sock: socket.socket) -> None:
+    raw = socket.socket(fileno=os.dup(sock.fileno()))  # without a word of TLS
+    raw.shutdown(socket.SHUT_WR)
+    raw.close()
+    time.sleep(0.05)
+    sock.close()
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory) -> tuple[list[str], ssl.SSLContext]:
+    """Options of a server with TLS, and a client's context that trusts it."""
+    folder, authority = tmp_path_factory.mktemp("tls"), trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert, key = folder / "cert.pem", folder / "key.pem"
     certificate.cert_chain_pems[0].write_to_path(cert)
     certificate.private_key_pem.write_to_path(key)
-    (tmp_path / "keys").write_text("sesame\n")
-    server = RunningServer(
-        "--ssl-cert-file", str(cert), "--ssl-key-file", str(key),
-        "--api-key-file", str(tmp_path / "keys"), "--cors", "https://chat.example",
-    )  # fmt: skip
     context = ssl.create_default_context()
     authority.configure_trust(context)
+    return ["--ssl-cert-file", str(cert), "--ssl-key-file", str(key)], context
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_client_that_leaves_is_not_worth_a_word(scheme: str, certified):
+    options, context = certified if scheme == "https" else ([], None)
+    server = RunningServer(*options)
+    server.context = context
+    server.wait()
+    url, said = urlsplit(server.url), len(server.lines)
+
+    def leave(case) -> None:
+        (path, fields), stream, moment, goes = case
+        body = json.dumps({"model": "tales-4M-Q8_0", **fields, "stream": stream}).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {url.netloc}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        sock = socket.create_connection((url.hostname, url.port), 30)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=url.hostname)
+        data, seconds = moment(head.encode(), body)
+        sock.sendall(data)
+        time.sleep(seconds)
+        goes(sock)
+
+    ways = (reset, _half_close, socket.socket.close)
+    cases = product(DIALECTS.items(), (True, False), LEAVES.values(), ways)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(leave, cases))
+        until(lambda: at_work(server) == IDLE)
+        text = server.get("/metrics")[1]
+        assert "llamacpp:requests_processing 0.0" in text
+        assert "llamacpp:requests_deferred 0.0" in text
+        assert server.post("/v1/chat/completions", _chat(max_tokens=5))[0] == 200
+    finally:
+        assert server.stop() == 0
+    assert server.lines[said:] == []
+
+
+@pytest.mark.slow
+def test_whoever_left_with_a_second_request_waiting_has_neither_written(server: RunningServer):
+    until(lambda: at_work(server) == IDLE)
+    sock = asked(server, _chat(stream=True, max_tokens=1900))
+    body = json.dumps(_chat(max_tokens=1900)).encode()
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+        b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    read_until(sock, b'"content":"')
+    began = time.monotonic()
+    reset(sock)
+    until(lambda: at_work(server) == IDLE)
+    assert time.monotonic() - began < 1  # 1,900 tokens take several seconds
+
+
+@pytest.mark.slow
+def test_over_tls_with_a_key(tmp_path: Path, certified):
+    options, context = certified
+    (tmp_path / "keys").write_text("sesame\n")
+    server = RunningServer(
+        *options, "--api-key-file", str(tmp_path / "keys"), "--cors", "https://chat.example",
+    )  # fmt: skip
     try:
         assert server.url.startswith("https://127.0.0.1")
         request = urllib.request.Request(

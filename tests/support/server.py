@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -33,7 +34,10 @@ class RunningServer:
 
     Attributes:
         url: where it listens.
+        context: whose certificates are trusted, for TLS.
     """
+
+    context: ssl.SSLContext | None = None
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class RunningServer:
 
     def _answered(self, request: urllib.request.Request) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60, context=self.context) as answer:
                 status, text = answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()
