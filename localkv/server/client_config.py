@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_OUTPUT = 8192
+"""Tokens of an answer that agents are told to ask for at most; they keep them free."""
+
 
 @dataclass(frozen=True)
 class ServerAddress:
@@ -16,13 +19,43 @@ class ServerAddress:
         url: without a path.
         model: what clients call it.
         n_ctx: tokens of a request.
-        api_key: "none" if the server wants none, as many clients insist on one.
+        api_key: None if the server wants none.
     """
 
     url: str
     model: str
     n_ctx: int
-    api_key: str = "none"
+    api_key: str | None = None
+
+    @property
+    def some_key(self) -> str:
+        """A key for clients that insist on one."""
+        return self.api_key or "none"
+
+    @property
+    def n_output(self) -> int:
+        """Most tokens of an answer: a quarter of the context, up to `MOST_OUTPUT`."""
+        return min(self.n_ctx // 4, MOST_OUTPUT)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program that can use a server.
+
+    Attributes:
+        config: its settings, with a comment that says where they go.
+        n_ctx: tokens of context that it takes to work; 0 if any will do.
+        n_prompt: tokens of its first request, its own prompt and its tools; 0 if there are few.
+    """
+
+    config: Callable[[ServerAddress], str]
+    n_ctx: int = 0
+    n_prompt: int = 0
+
+
+def _quoted(text: str) -> str:
+    """A string of JSON, YAML or TOML: all of them read this one."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _continue(server: ServerAddress) -> str:
@@ -31,14 +64,16 @@ name: localkv
 version: 0.0.1
 schema: v1
 models:
-  - name: {json.dumps(server.model)}
+  - name: {_quoted(server.model)}
     provider: openai
-    model: {json.dumps(server.model)}
-    apiBase: {json.dumps(server.url + "/v1")}
-    apiKey: {json.dumps(server.api_key)}
+    model: {_quoted(server.model)}
+    apiBase: {_quoted(server.url + "/v1")}
+    apiKey: {_quoted(server.some_key)}
     roles: [chat, edit, apply]
+    capabilities: [tool_use]
     defaultCompletionOptions:
       contextLength: {server.n_ctx}
+      maxTokens: {server.n_output}
 """
 
 
@@ -47,55 +82,114 @@ def _zed(server: ServerAddress) -> str:
         "name": server.model,
         "display_name": server.model,
         "max_tokens": server.n_ctx,
-        "capabilities": {"tools": True, "images": False},
+        "max_output_tokens": server.n_output,
+        "capabilities": {
+            "tools": True,
+            "images": False,
+            "parallel_tool_calls": True,
+            "prompt_cache_key": False,
+        },
     }
     provider = {"api_url": f"{server.url}/v1", "available_models": [model]}
     settings = {"language_models": {"openai_compatible": {"localkv": provider}}}
     return (
-        "// ~/.config/zed/settings.json; the key goes into LOCALKV_API_KEY\n"
-        + json.dumps(settings, indent=2)
-        + "\n"
+        f"// ~/.config/zed/settings.json; LOCALKV_API_KEY={server.some_key} goes into Zed's "
+        "environment\n" + json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     )
 
 
 def _aider(server: ServerAddress) -> str:
     words = [
         *("aider", "--model", f"openai/{server.model}"),
-        *("--openai-api-base", f"{server.url}/v1", "--openai-api-key", server.api_key),
+        *("--openai-api-base", f"{server.url}/v1", "--openai-api-key", server.some_key),
     ]
     return shlex.join(words) + "\n"
 
 
 def _codex(server: ServerAddress) -> str:
-    return f"""# ~/.codex/config.toml; the key goes into LOCALKV_API_KEY
-model = {json.dumps(server.model)}
+    where = "# ~/.codex/config.toml"
+    if server.api_key is not None:
+        where += "; export LOCALKV_API_KEY=" + server.api_key
+    key = "" if server.api_key is None else 'env_key = "LOCALKV_API_KEY"\n'
+    return f"""{where}
+model = {_quoted(server.model)}
 model_provider = "localkv"
 model_context_window = {server.n_ctx}
+web_search = "disabled"
 
 [model_providers.localkv]
 name = "localkv"
-base_url = {json.dumps(server.url + "/v1")}
-env_key = "LOCALKV_API_KEY"
+base_url = {_quoted(server.url + "/v1")}
 wire_api = "responses"
-"""
+{key}"""
 
 
 def _claude(server: ServerAddress) -> str:
     variables = {
         "ANTHROPIC_BASE_URL": server.url,
-        "ANTHROPIC_AUTH_TOKEN": server.api_key,
+        "ANTHROPIC_AUTH_TOKEN": server.some_key,
         "ANTHROPIC_MODEL": server.model,
-        "ANTHROPIC_SMALL_FAST_MODEL": server.model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": server.model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": server.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": server.model,
+        "CLAUDE_CODE_SUBAGENT_MODEL": server.model,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.n_output),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    return "\n".join([*lines, "claude", ""])
+    return "\n".join(["# in a shell", *lines, "claude", ""])
 
 
-CLIENTS: dict[str, Callable[[ServerAddress], str]] = {
-    "continue": _continue,
-    "zed": _zed,
-    "aider": _aider,
-    "codex": _codex,
-    "claude": _claude,
+def _opencode(server: ServerAddress) -> str:
+    model = {
+        "name": server.model,
+        "tool_call": True,
+        "limit": {"context": server.n_ctx, "output": server.n_output},
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "localkv",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": server.some_key},
+        "models": {server.model: model},
+    }
+    settings = {
+        "$schema": "https://opencode.ai/config.json",
+        "provider": {"localkv": provider},
+        "model": f"localkv/{server.model}",
+        "small_model": f"localkv/{server.model}",
+    }
+    return (
+        "// ~/.config/opencode/opencode.jsonc, or opencode.jsonc in a project\n"
+        + json.dumps(settings, indent=2, ensure_ascii=False)
+        + "\n"
+    )
+
+
+def _llm(server: ServerAddress) -> str:
+    where = '# extra-openai-models.yaml in the folder of "$(llm logs path)"'
+    if server.api_key is not None:
+        where += f"; llm keys set localkv --value {server.api_key}"
+    key = "" if server.api_key is None else "  api_key_name: localkv\n"
+    return f"""{where}
+- model_id: {_quoted("localkv/" + server.model)}
+  model_name: {_quoted(server.model)}
+  aliases: [localkv]
+  api_base: {_quoted(server.url + "/v1")}
+  supports_tools: true
+  supports_schema: true
+{key}"""
+
+
+CLIENTS: dict[str, Client] = {
+    "claude": Client(_claude, 65_536, 21_000),
+    "codex": Client(_codex, 16_384, 6_500),
+    "opencode": Client(_opencode, 16_384, 8_000),
+    "aider": Client(_aider),
+    "continue": Client(_continue),
+    "zed": Client(_zed),
+    "llm": Client(_llm),
 }
-"""By the name of the client."""
+"""By the name of the client. Tokens are those of SmolLM2's tokenizer, without a user's own files
+and tools."""

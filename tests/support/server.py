@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from types import MappingProxyType
@@ -30,6 +30,7 @@ class RunningServer:
 
     Args:
         arguments: of `localkv serve`, instead of those for the shipped model.
+        program: what Python runs instead of localkv.
         limits: most of what the system gives it, by `resource.RLIMIT_*`.
 
     Attributes:
@@ -43,10 +44,11 @@ class RunningServer:
         self,
         *arguments: str,
         model: Path = SHIPPED_MODEL,
+        program: Sequence[str] = ("-m", "localkv"),
         env: dict[str, str] | None = None,
         limits: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        command = [sys.executable, "-m", "localkv", "serve", "-m", str(model), "--port", "0"]
+        command = [sys.executable, *program, "serve", "-m", str(model), "--port", "0"]
 
         def limit() -> None:
             for what, most in limits.items():

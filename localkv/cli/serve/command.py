@@ -23,6 +23,7 @@ from localkv.cli.parsing.prompt import read_file
 from localkv.cli.serve.options import SERVER_OPTIONS
 from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.loader.named_templates import NAMED_TEMPLATES
+from localkv.server.client_config import CLIENTS, ServerAddress
 from localkv.system.terminal_text import visible
 
 INTERRUPTED = 130
@@ -125,23 +126,37 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
 
 
 def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:
-    """Print what a client has to know; returns the exit code."""
+    """Print what a client has to know; returns the exit code.
+
+    Raises:
+        UsageError: the server's port would be any.
+    """
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.model_spec import model_spec
     from localkv.memory.context import chosen_context
-    from localkv.server.client_config import CLIENTS, ServerAddress
 
+    if not port:
+        raise UsageError("--print-config names the port to clients, which --port 0 leaves open")
     is_any = host in ("0.0.0.0", "::")
     scheme = "http" if values["ssl_cert_file"] is None else "https"
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
     has_key = values["api_key"] is not None or values["api_key_file"] is not None
+    config = model_spec(open_gguf(path))
+    n_ctx = chosen_context(values["n_ctx"], config)
+    n_ctx = min(n_ctx, values["cache_tokens"] or n_ctx)
     server = ServerAddress(
-        f"{scheme}://{shown}:{port}",
-        visible(name),
-        chosen_context(values["n_ctx"], model_spec(open_gguf(path))),
-        "YOUR_KEY" if has_key else "none",
+        f"{scheme}://{shown}:{port}", visible(name), n_ctx, "YOUR_KEY" if has_key else None
     )
-    click.echo(CLIENTS[values["print_config"]](server), nl=False)
+    client_name = values["print_config"]
+    client = CLIENTS[client_name]
+    if n_ctx < client.n_ctx:
+        trained = config.n_ctx_train
+        note(
+            f"warning: {client_name}'s first request has about {client.n_prompt:,} tokens, and it "
+            f"works from -c {client.n_ctx} on; this server takes {n_ctx:,}"
+            + (f", and the model was trained for {trained:,}" if trained < client.n_ctx else "")
+        )
+    click.echo(client.config(server), nl=False)
     return 0
 
 

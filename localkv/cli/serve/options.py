@@ -7,12 +7,11 @@ import click
 from localkv.cli.options import flag, option
 from localkv.cli.parsing.option_types import Whole, byte_size_of
 from localkv.loader.named_templates import NAMED_TEMPLATES
+from localkv.server.client_config import CLIENTS
 from localkv.server.settings import REASONING, REASONING_FORMATS
 
 PANEL, ACCESS = "Server", "Access"
 PARALLEL = 16
-
-CLIENTS = ("continue", "zed", "aider", "codex", "claude")
 
 SERVER_OPTIONS: list[click.Parameter] = [
     option(
