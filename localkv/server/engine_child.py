@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO
@@ -42,6 +43,7 @@ from localkv.server.wire import (
     read_message,
     to_engine,
 )
+from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.system.bus_errors import end_cleanly
 from localkv.system.limits import before_model, exhausted
 
@@ -143,6 +145,49 @@ class EngineServer:
         )
 
 
+class Inbox:
+    """What the front sends, in order. A text that keeps to a grammar comes once its matcher is
+    made, beside the steps of other texts, and what is said of this text after it.
+
+    Attributes:
+        messages: that the engine may take.
+    """
+
+    def __init__(self) -> None:
+        self.messages = SimpleQueue[ToEngine]()
+        self._later = SimpleQueue[Submit | Cancel]()
+        self._ids = set[int]()
+        self._tokens: GrammarTokens | None = None
+
+    def put(self, message: ToEngine) -> None:
+        """Take a message."""
+        if isinstance(message, Submit) and message.grammar is not None:
+            if self._tokens is not None and not self._tokens.has_matcher(message.grammar):
+                self._ids.add(message.id)
+                self._later.put(message)
+                return
+        elif isinstance(message, Cancel) and message.id in self._ids:
+            self._later.put(message)
+            return
+        self.messages.put(message)
+
+    def make_matchers(self, tokens: GrammarTokens) -> None:
+        """Begin to make those of a model, in a thread."""
+        self._tokens = tokens
+        Thread(target=self._make, name="localkv-matchers", daemon=True).start()
+
+    def _make(self) -> None:
+        assert self._tokens is not None
+        while True:
+            message = self._later.get()
+            if isinstance(message, Submit) and message.grammar is not None:
+                with suppress(LocalKVError):  # which the text's own constraint meets again
+                    self._tokens.matcher(message.grammar)
+            self.messages.put(message)
+            if isinstance(message, Submit):
+                self._ids.discard(message.id)
+
+
 def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
     """The model that the front asks for, of which it is told.
 
@@ -190,7 +235,7 @@ def _cache_tokens(llm: LLM) -> int:
 
 def serve(source: BinaryIO, out: BinaryIO) -> int:
     """Serve until `source` ends; the process's exit code, if the model can't be loaded."""
-    inbox = SimpleQueue[ToEngine]()
+    inbox = Inbox()
     body = read_message(source)
     load = None if body is None else to_engine.decode(body)
     if not isinstance(load, Load):
@@ -216,7 +261,8 @@ def serve(source: BinaryIO, out: BinaryIO) -> int:
             raise
         send(Failed(known.message, known.hint, known.exit_code))
         return known.exit_code
-    EngineServer(llm, inbox, send).run()
+    inbox.make_matchers(llm.grammar_tokens)
+    EngineServer(llm, inbox.messages, send).run()
     return 0
 
 

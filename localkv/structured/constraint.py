@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.errors import LocalKVError
-from localkv.structured.grammar import Grammar, failure
+from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
+from localkv.structured.refusals import failure
 from localkv.structured.scope import EVERYWHERE, MOST_SEARCHED, Scope
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Constraint:
         self._bits = np.zeros(-(-tokens.vocabulary.n_vocab // 32), np.int32)
         self._n_logits = n_logits
         self._banned = np.array(sorted(banned), np.int64)
-        self._fresh = _matcher(tokens, grammar)
+        self._fresh = tokens.matcher(grammar)
         self._awaited = [one for one in (scope.before, scope.mark) if one is not None]
         self._text = b""
         self._matcher: LLMatcher | None = None
@@ -193,13 +194,3 @@ class Constraint:
         """Tokens of line breaks that models write after their reasoning."""
         ids = (self._tokens.vocabulary.encode_within(text) for text in ("\n", "\n\n"))
         return [one[0] for one in ids if len(one) == 1]
-
-
-def _matcher(tokens: GrammarTokens, grammar: Grammar) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokens.for_llguidance, grammar.source, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise grammar.refusal(matcher.get_error())
-    return matcher

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property
-from threading import Lock, Thread
+from threading import Lock, Thread, stack_size
 from typing import TYPE_CHECKING, Protocol
 
 from localkv.errors import UsageError
+from localkv.structured.grammar import Grammar
+from localkv.structured.grammar_child import MAX_STACK
+from localkv.structured.refusals import refusal
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_MATCHERS, MOST_MATCHED = 16, 1 << 20
+"""Grammars whose matchers are kept, and characters of all of them."""
+
+_STARTING = Lock()
+"""Of threads whose stack has a size of its own, as that is a setting of all threads."""
 
 
 class GrammarVocabulary(Protocol):
@@ -43,6 +54,34 @@ class GrammarTokens:
         self.vocabulary = vocabulary
         self._lock = Lock()
         self._made: LLTokenizer | None = None
+        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at a grammar's beginning, to be copied. The last ones are kept.
+
+        It is made with four times the stack that the grammar was checked with, in a thread of its
+        own, and other threads go on.
+
+        Raises:
+            UsageError: llguidance refuses the grammar.
+        """
+        with self._lock:
+            kept = self._matchers.get(grammar.source)
+            if kept is not None:
+                self._matchers.move_to_end(grammar.source)
+                return kept
+        made = _with_stack(4 * MAX_STACK, lambda: _matcher(self.for_llguidance, grammar))
+        with self._lock:
+            self._matchers[grammar.source] = made
+            while len(self._matchers) > MOST_MATCHERS or (
+                len(self._matchers) > 1 and sum(map(len, self._matchers)) > MOST_MATCHED
+            ):
+                self._matchers.popitem(last=False)
+        return made
+
+    def has_matcher(self, grammar: Grammar) -> bool:
+        """Whether `matcher` takes no time."""
+        return grammar.source in self._matchers
 
     def begin(self) -> Thread:
         """Make it in a thread of its own, so that nobody waits for it later."""
@@ -65,6 +104,40 @@ class GrammarTokens:
             if self._made is None:
                 self._made = _tokenizer(self.vocabulary)
             return self._made
+
+
+def _matcher(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokens, grammar.source, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise refusal(grammar.what, matcher.get_error())
+    return matcher
+
+
+def _with_stack(n_bytes: int, make: Callable[[], LLMatcher]) -> LLMatcher:
+    """What a function returns or raises in a thread that has a stack of this size."""
+    made: list[LLMatcher] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:
+            failed.append(error)
+
+    with _STARTING:
+        before = stack_size(n_bytes)
+        try:
+            thread = Thread(target=run, name="localkv-matcher", daemon=True)
+            thread.start()
+        finally:
+            stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
 
 
 def _tokenizer(vocabulary: GrammarVocabulary) -> LLTokenizer:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localkv.structured.grammar import WHITE_SPACE
+from localkv.structured.grammar_child import WHITE_SPACE
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 

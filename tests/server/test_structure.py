@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal
 
 import openai
@@ -75,3 +76,41 @@ def test_what_can_not_be_kept_is_refused(server: RunningServer, fields: dict[str
     status, answer = server.post("/v1/chat/completions", {**ASK, **fields})
     assert status == 400
     assert says in answer["error"]["message"]
+
+
+def _chain(n: int) -> dict[str, Any]:
+    defs = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(n)}
+    return {"$defs": {**defs, f"d{n}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+CYCLE = {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}, "$ref": "#/$defs/A"}
+RULES = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(2000)) + 'r2000 ::= "a"'
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"), [(_chain(1200), "too deeply"), (CYCLE, "nothing satisfies it|level exceeded")]
+)
+def test_no_schema_ends_the_server(server: RunningServer, schema: Any, says: str):
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
+    messages = {"messages": ASK["messages"], "max_tokens": 1}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {**messages, "response_format": wrapped}),
+        ("/v1/chat/completions", {**messages, "tools": [tool], "tool_choice": "required"}),
+        ("/completion", {"prompt": "a", "n_predict": 1, "json_schema": schema}),
+        ("/api/chat", {**messages, "model": "tales", "format": schema}),
+        ("/v1/responses", {"input": "a", "text": {"format": {**wrapped, "schema": schema}}}),
+    ]
+    for path, body in asked:
+        status, answer = server.post(path, body)
+        error = answer["error"]
+        assert status == 400, (path, answer)
+        assert re.search(says, str(error)), (path, answer)
+    assert server.get("/health")[0] == 200
+
+
+def test_no_grammar_ends_the_server(server: RunningServer):
+    status, answer = server.post("/completion", {"prompt": "a", "n_predict": 1, "grammar": RULES})
+    assert status == 400
+    assert "too deeply" in answer["error"]["message"]
+    assert server.get("/health")[0] == 200

@@ -1,0 +1,167 @@
+"""The child of `grammar_process`: `python -m localkv.structured.grammar_child`, which compiles.
+
+What it accepts, llguidance has compiled here for a small vocabulary, and there is a first token.
+The stack is a quarter of what `GrammarTokens.matcher` has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from localkv.errors import UsageError
+from localkv.structured.gbnf import gbnf_to_lark
+from localkv.structured.refusals import NOTHING, one_line, refusal
+from localkv.system.limited_child import run
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MAX_MEMORY = 512 << 20
+"""Bytes of address space: 60 MiB are Python and llguidance."""
+
+MAX_STACK = 4 << 20
+"""Bytes of stack that compiling may take."""
+
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+"""Between JSON's tokens, as llama.cpp has it: a small model must not go on with spaces forever."""
+
+_TOKEN_ID = re.compile(r"<\[([\d, -]*)\]>")
+_TOKEN_NAME = re.compile(r"<[^<>\s\[\]\"]+>")
+_MOST_NAMES = 1000
+
+
+def answer(request: tuple[str, tuple[str, ...], str]) -> dict[str, Any]:
+    """The source that llguidance takes, or the error."""
+    notation, texts, what = request
+    try:
+        source = NOTATIONS[notation](*texts, what=what)
+        _check(source, what)
+    except UsageError as error:
+        return {"error": error.message, "hint": error.hint}
+    return {"source": source}
+
+
+def _of_schema(text: str, what: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise UsageError(f"the {what} is nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"the {what} is not JSON: {error}") from None
+    if value is False or not isinstance(value, bool | dict):
+        reason = NOTHING if value is False else "it is no object"
+        raise UsageError(f"the {what} can't be used: {reason}")
+    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": WHITE_SPACE}
+    schema = "{}" if value is True else text
+    return _source(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), what)
+
+
+def _of_gbnf(text: str, what: str) -> str:
+    return _of_lark(gbnf_to_lark(text), what)
+
+
+def _of_lark(text: str, what: str) -> str:
+    from llguidance import LLMatcher
+
+    return _source(lambda: LLMatcher.grammar_from_lark(text), what)
+
+
+def _of_regex(text: str, what: str) -> str:
+    from llguidance import LLMatcher
+
+    return _source(lambda: LLMatcher.grammar_from_regex(text), what)
+
+
+def _of_two(one: str, other: str, what: str) -> str:
+    named = [{**_part(source), "name": f"part_{i}"} for i, source in enumerate((one, other))]
+    start = {"lark_grammar": "%llguidance {}\nstart: @part_0 | @part_1\n"}
+    return json.dumps({"grammars": [start, *named]})
+
+
+NOTATIONS: dict[str, Callable[..., str]] = {
+    "json_schema": _of_schema,
+    "gbnf": _of_gbnf,
+    "lark": _of_lark,
+    "regex": _of_regex,
+    "either": _of_two,
+}
+
+
+def _part(source: str) -> dict[str, object]:
+    """A grammar as llguidance takes it beside others; what is no JSON is Lark."""
+    if not source.startswith("{"):
+        return {"lark_grammar": source}
+    part: dict[str, object] = json.loads(source)["grammars"][0]
+    return part
+
+
+def _source(make: Callable[[], str], what: str) -> str:
+    """What llguidance makes of a text.
+
+    Raises:
+        UsageError: it is nested too deeply, or has a number or a character that there is not.
+    """
+    try:
+        return make()
+    except ValueError as error:  # UnicodeEncodeError is one
+        if "recursion limit" in str(error):
+            raise UsageError(f"the {what} is nested too deeply") from None
+        raise UsageError(f"the {what} can't be read: {one_line(str(error))}") from None
+
+
+def _check(source: str, what: str) -> None:
+    """Compile it as for a model, and let it begin.
+
+    Raises:
+        UsageError: llguidance refuses it, or no token can be the first.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(source)
+    if is_error:
+        raise refusal(what, messages[0])
+    names = list(dict.fromkeys(_TOKEN_NAME.findall(source)))[:_MOST_NAMES]
+    tokens = _tokens([*names, "<some token>"])
+    some = 257 + len(names)
+    small = _TOKEN_ID.sub(f"<[{some}]>", source)
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokens, small, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise refusal(what, matcher.get_error())
+    first = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise refusal(what, matcher.get_error())
+    if not any(first):
+        raise UsageError(f"the {what} can't be used: {NOTHING}")
+
+
+def _tokens(names: list[str]) -> LLTokenizer:
+    """A vocabulary of all bytes, an end, and control tokens."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes(names)), n_vocab=257 + len(names), eos_token=256)
+
+
+class _Bytes:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.eos_token_id, self.bos_token_id = 256, None
+        self.special_token_ids = range(256, 257 + len(names))
+        self.tokens = [bytes((i,)) for i in range(256)]
+        self.tokens += [name.encode() for name in ("<end>", *names)]
+
+    def __call__(self, data: bytes) -> list[int]:
+        return list(data)
+
+
+if __name__ == "__main__":
+    import llguidance.gbnf_to_lark  # noqa: F401
+
+    run(answer, memory=MAX_MEMORY, stack=MAX_STACK)

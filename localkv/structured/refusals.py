@@ -1,0 +1,44 @@
+"""Errors about grammars, from what llguidance says."""
+
+from __future__ import annotations
+
+import re
+
+from localkv.errors import LocalKVError, UsageError
+
+NOTHING = "nothing satisfies it"
+_NO_EXTENSION = "NoExtension"
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+def refusal(what: str, message: str) -> UsageError:
+    """The error about a grammar that llguidance refuses, in one line."""
+    found = _UNIMPLEMENTED.search(message)
+    if found is not None:
+        keys = found[1].replace('"', "").split(", ")
+        return UsageError(
+            f"the {what} can't be used: no grammar for {', '.join(keys)}",
+            hint="leave it out, and check the finished text",
+        )
+    if message.startswith("panic"):
+        return UsageError(f"the {what} is too large", hint="a smaller one would work")
+    reason = one_line(message)
+    if reason.startswith(_NO_EXTENSION):
+        reason = NOTHING
+    return UsageError(f"the {what} can't be used: {reason}")
+
+
+def failure(message: str) -> LocalKVError:
+    """The error about a grammar that took too much while a text was written."""
+    reason = one_line(message)
+    if reason.startswith(_NO_EXTENSION):
+        reason = "no text of it goes on here"
+    return LocalKVError(f"the grammar can't be followed any further: {reason}")
+
+
+def one_line(message: str) -> str:
+    """An error of llguidance: what it says, without the pictures of where."""
+    head = message.partition("\n<state>")[0]
+    lines = [line.strip() for line in head.splitlines()]
+    kept = [line for i, line in enumerate(lines) if i == 0 or line.startswith("error:")]
+    return " ".join(kept) or "unknown"

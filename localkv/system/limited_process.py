@@ -1,0 +1,308 @@
+"""Work on what strangers send, in processes of their own, in which time and memory are limited.
+
+A process is started for the first request and kept for the next ones. One that ran out of time or
+memory, ended or was interrupted is replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import marshal
+import os
+import selectors
+import signal
+import subprocess
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from localkv.errors import LocalKVError, byte_size
+from localkv.system.limited_child import LENGTH, READY
+from localkv.system.python_child import child_command, start_child
+
+START_SECONDS = 60.0
+"""How long the process may take to start, on a machine that does much else."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How urgent the work of a thread is.
+
+    Attributes:
+        seconds: the most that a request may take, if that is less than its own limit.
+        nice: how far its processes stand back where others want the CPU.
+    """
+
+    seconds: float | None = None
+    nice: int = 0
+
+
+_UNHURRIED = Pace()
+_pace: ContextVar[Pace] = ContextVar("_pace", default=_UNHURRIED)
+
+
+@contextmanager
+def at_pace(pace: Pace) -> Iterator[None]:
+    """Let requests of this thread be answered at a pace."""
+    token = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(token)
+
+
+class OverTimeError(LocalKVError):
+    """A request took longer than the pace of its thread allows; it may have more time elsewhere."""
+
+
+class ChildEndedError(LocalKVError):
+    """A request ended the process.
+
+    Args:
+        signal: that ended it, or 0.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, signal: int = 0) -> None:
+        super().__init__(message, hint)
+        self.signal = signal
+
+
+class LimitedProcesses:
+    """Processes that do one kind of work; threads that ask at the same time have one each.
+
+    Args:
+        module: run as the child (`limited_child`).
+        does: what it does to what it is given, as "renders".
+        many: what it is given, in the plural, as "chat templates".
+        memory: bytes that a process may have.
+        refused: makes the error about a request that takes too much.
+
+    Attributes:
+        idle: processes that wait for the next request, one at most of each pace.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        does: str,
+        many: str,
+        memory: int,
+        refused: Callable[[str], LocalKVError],
+    ) -> None:
+        self._module, self._does, self._many, self._memory = module, does, many, memory
+        self._refused = refused
+        self.idle = list[_Process]()
+        _all.add(self)
+
+    def ask(self, request: Any, what: str, seconds: float) -> dict[str, Any]:
+        """The answer to a request.
+
+        Args:
+            request: of types that `marshal` knows.
+            what: it is, for errors: "the chat template".
+            seconds: that it may take.
+
+        Raises:
+            ValueError: it is nested too deeply.
+            OverTimeError: it takes longer than this thread's pace allows.
+            ChildEndedError: it ended the process.
+            LocalKVError: it takes too much time or memory (`refused`), or no process can be
+                started.
+        """
+        message, pace = marshal.dumps(request), _pace.get()
+        process = self._taken(pace.nice)
+        try:
+            answer = self._answer(process, message, what, seconds, pace)
+        except ChildEndedError:
+            if not process.has_answered:
+                raise
+            process = self._started(pace.nice)  # the other may have ended while it waited
+            answer = self._answer(process, message, what, seconds, pace)
+        if "out_of_memory" in answer:
+            process.end()
+            raise self._refused(f"{what} takes more than {byte_size(self._memory)} of memory")
+        self._give_back(process)
+        return answer
+
+    def _answer(
+        self, process: _Process, message: bytes, what: str, seconds: float, pace: Pace
+    ) -> dict[str, Any]:
+        is_cut = pace.seconds is not None and pace.seconds < seconds
+        most = pace.seconds if is_cut and pace.seconds is not None else seconds
+        try:
+            answer: dict[str, Any] = json.loads(process.answer(message, most))
+        except TimeoutError:
+            process.end()
+            text = f"{what} takes more than {most:g} s"
+            raise OverTimeError(text) if is_cut else self._refused(text) from None
+        except EOFError:
+            how, number = process.end_of_it()
+            text = f"{what} ended the process that {self._does} it ({how})"
+            raise ChildEndedError(text, signal=number) from None
+        except BaseException:  # Ctrl-C, too: a later message would be the answer to this
+            process.end()
+            raise
+        return answer
+
+    def start_ahead(self) -> None:
+        """Start a process now, so that the first request need not wait for it."""
+        if not self.idle:
+            self._give_back(self._started(0))
+
+    def _taken(self, nice: int) -> _Process:
+        while True:
+            found = next((one for one in self.idle if one.nice == nice), None)
+            if found is None:
+                return self._started(nice)
+            try:
+                self.idle.remove(found)
+            except ValueError:
+                continue  # another thread was faster
+            if found.is_alive:
+                return found
+            found.end()
+
+    def _started(self, nice: int) -> _Process:
+        does = f"the process that {self._does} {self._many}"
+        try:
+            return _Process(self._module, nice, does)
+        except OSError as error:
+            raise LocalKVError(
+                f"{does} can't be started: {error.strerror}",
+                hint="the limits on processes and memory (ulimit) may be too low",
+            ) from error
+
+    def _give_back(self, process: _Process) -> None:
+        if any(one.nice == process.nice for one in self.idle):
+            process.end()
+        else:
+            self.idle.append(process)
+
+    def end_idle(self) -> None:
+        """End the processes that wait."""
+        while self.idle:
+            self.idle.pop().end()
+
+    def forget_idle(self) -> None:
+        """Leave them to the process that this one was forked from."""
+        while self.idle:
+            self.idle.pop().forget()
+
+
+class _Process:
+    """A process that answers, one request at a time.
+
+    Attributes:
+        has_answered: a request before.
+    """
+
+    def __init__(self, module: str, nice: int, does: str) -> None:
+        self._child = start_child(child_command(module), stderr=subprocess.DEVNULL)
+        self._does, self.nice = does, nice
+        if nice:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._child.pid, nice)
+        self._is_ready = self.has_answered = False
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
+    def answer(self, message: bytes, seconds: float) -> bytes:
+        """The child's answer.
+
+        Raises:
+            TimeoutError: it takes too long.
+            EOFError: the process ends.
+        """
+        assert self._child.stdin is not None
+        if not self._is_ready:
+            try:
+                is_ready = self._read(len(READY), START_SECONDS) == READY
+            except (TimeoutError, EOFError):
+                is_ready = False
+            if not is_ready:
+                self.end()
+                raise LocalKVError(f"{self._does} does not start")
+            self._is_ready = True
+        deadline = time.monotonic() + seconds
+        try:
+            self._child.stdin.write(LENGTH.pack(len(message)) + message)
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise EOFError from None
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, seconds))
+        data = self._read(length, deadline - time.monotonic())
+        self.has_answered = True
+        return data
+
+    def _read(self, n_bytes: int, seconds: float) -> bytes:
+        """`n_bytes` of the child's output, if they come in time."""
+        assert self._child.stdout is not None
+        deadline = time.monotonic() + seconds
+        data = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            while len(data) < n_bytes:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                more = os.read(self._child.stdout.fileno(), min(n_bytes - len(data), 1 << 20))
+                if not more:
+                    raise EOFError
+                data += more
+        return bytes(data)
+
+    def end_of_it(self) -> tuple[str, int]:
+        """How it ended by itself: in words, and the signal, or 0."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(1)
+        self.end()
+        code = self._child.returncode
+        if code < 0:
+            with suppress(ValueError):
+                return signal.Signals(-code).name, -code
+        return f"exit code {code}", 0
+
+    def end(self) -> None:
+        """End it at once."""
+        self._child.kill()
+        self._child.wait()
+        self._close_pipes()
+
+    def forget(self) -> None:
+        """Leave it to the process that this one was forked from."""
+        self._child.returncode = 0
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+
+
+_all: weakref.WeakSet[LimitedProcesses] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for one in list(_all):
+        one.end_idle()
+
+
+def _forget_all() -> None:
+    for one in list(_all):
+        one.forget_idle()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_forget_all)
