@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Arrays
 from localkv.errors import ModelFileError, quoted
 from localkv.formats import FORMATS
+from localkv.formats.base import Plane
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
@@ -20,8 +23,15 @@ from localkv.loader.model_header import ModelHeader
 from localkv.loader.tensor_reader import TensorReader, check_tensor
 from localkv.loader.weights import model_weights
 
-FEW_VALUES = 1 << 20
-"""Tensors of as many values may be decoded; all others are matrices, of which only shapes count."""
+_NO_BYTES = replace(FORMATS["f32"], planes=(Plane("values", 0),))
+"""Rows of any length take no memory."""
+
+
+class _Nothing(PackedTensor):
+    """A tensor without bytes, whose values are zeros that share one place."""
+
+    def decode(self) -> NDArray[np.float32]:
+        return np.broadcast_to(np.float32(0), self.shape)
 
 
 @dataclass(frozen=True)
@@ -40,21 +50,24 @@ class _NothingPrepared:
 
 @dataclass
 class _Listing:
-    """A `TensorSource` of zeros that remembers what it was asked for."""
+    """A `TensorSource` of nothing that remembers what it was asked for.
+
+    Attributes:
+        is_there: of a tensor that a file may do without, by its name.
+        check: called with the name and shape of each tensor, before anything is made of it.
+    """
 
     is_there: Callable[[str], bool]
+    check: Callable[[str, tuple[int, ...]], Any] = lambda name, shape: None
     asked: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         return self.is_there(name)
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        self.check(name, shape)
         self.asked[name] = shape
-        rows = (*shape[:-1], 4 * shape[-1])
-        if math.prod(shape) <= FEW_VALUES:
-            return PackedTensor(FORMATS["f32"], np.zeros(rows, np.uint8), shape)
-        nothing = np.zeros(1, np.uint8)
-        return PackedTensor(FORMATS["f32"], np.broadcast_to(nothing, rows), shape)
+        return _Nothing(_NO_BYTES, np.empty((*shape[:-1], 0), np.uint8), shape)
 
     def release(self, name: str) -> None:
         pass
@@ -68,7 +81,10 @@ def listed_tensors(
     Args:
         is_there: of a tensor that a file may do without, by its name.
     """
-    listing = _Listing(is_there)
+    return _listed(_Listing(is_there), config)
+
+
+def _listed(listing: _Listing, config: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
     model_weights(TensorReader(listing, _NothingPrepared()), config)
     return list(listing.asked.items())
 
@@ -76,12 +92,13 @@ def listed_tensors(
 def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
     """Look at all tensors that a model needs before any is read.
 
+    A size that the keys give is used for nothing before a tensor has it, too.
+
     Raises:
         ModelFileError: one is missing, or of the wrong shape; or a matrix has a scale beside it.
     """
-    listed = listed_tensors(config, header.tensors.__contains__)
-    for name, shape in listed:
-        check_tensor(header, name, shape)
+    listing = _Listing(header.tensors.__contains__, partial(check_tensor, header))
+    listed = _listed(listing, config)
     names = {name for name, _ in listed}
     for name, _ in listed:
         scale = name.removesuffix(".weight") + ".scale"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
-from localkv.errors import ModelFileError
+from localkv.errors import ModelFileError, counted
 from localkv.loader.model_header import ModelHeader
 
 NO_TEXT_MODELS = {"clip": "an encoder of images or sound (mmproj)"}
@@ -31,6 +31,22 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
         raise ModelFileError(
             f"architecture {name!r} is not supported", hint=f"supported: {', '.join(sorted(ARCHS))}"
         )
+    _check_blocks(gguf, name)
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
     title = gguf.metadata.string("general.name", default=gguf.path.stem)
     return ARCHS[name](Facts(name, title, gguf.metadata, shapes))
+
+
+def _check_blocks(gguf: ModelHeader, architecture: str) -> None:
+    """Refuse a number of layers that the file's tensors don't have, before any is counted up to.
+
+    The blocks that predict further tokens may have been left out.
+    """
+    facts = Facts(architecture, "", gguf.metadata, {})
+    names = (tensor.split(".", 2) for tensor in gguf.tensors if tensor.startswith("blk."))
+    there = len({parts[1] for parts in names})
+    if facts.n_layers > there:
+        raise ModelFileError(
+            f"key {facts.key('block_count')!r} is {facts.integer('block_count')}, but "
+            f"{gguf.path.name} has tensors of {counted(there, 'block')}"
+        )

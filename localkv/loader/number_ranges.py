@@ -44,7 +44,7 @@ _MAGNITUDE = Range(1e-3, 1e3)
 _ROTATIONS = Range(1e-3, 1e5)
 
 OF_MODELS = {
-    "block_count": Range(1, 1 << 16),
+    "block_count": Range(1, 1 << 12),
     "context_length": _TOKENS,
     "embedding_length": _COUNT,
     "feed_forward_length": Range(1, 1 << 24, or_zero=True),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,9 +60,8 @@ def _qkvz(read: TensorReader, spec: DeltaNetSpec, n_embd: int, at: str) -> tuple
             read.linear(f"{at}attn_gate", spec.width, n_embd),
         )
     keys, values = spec.head_dim, spec.width // spec.n_key_heads
-    q, k, v, z = _by_key_head(spec, keys, keys, values, values)
-    qkv = np.concatenate((q, k, v))
-    attn_qkv, attn_gate = read.rows_of(f"{at}ssm_in", (qkv, z), n_embd)
+    parts = ((keys, keys, values), (values,))
+    attn_qkv, attn_gate = read.rows_of(f"{at}ssm_in", spec.n_key_heads, parts, n_embd)
     return attn_qkv, attn_gate
 
 
@@ -79,14 +76,9 @@ def _beta_alpha(
             read.linear(f"{at}ssm_alpha", n_heads, n_embd),
         )
     n_shared = n_heads // spec.n_key_heads
-    beta, alpha = read.rows_of(f"{at}ssm_ba", _by_key_head(spec, n_shared, n_shared), n_embd)
+    parts = ((n_shared,), (n_shared,))
+    beta, alpha = read.rows_of(f"{at}ssm_ba", spec.n_key_heads, parts, n_embd)
     return beta, alpha
-
-
-def _by_key_head(spec: DeltaNetSpec, *widths: int) -> Sequence[NDArray[np.int64]]:
-    """Rows of each part of a tensor that holds all parts of a key head together."""
-    rows = np.arange(spec.n_key_heads * sum(widths)).reshape(spec.n_key_heads, -1)
-    return [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], axis=1)]
 
 
 def _short_conv(read: TensorReader, spec: ShortConvSpec, n_embd: int, at: str) -> ShortConvWeights:

@@ -223,13 +223,24 @@ class TensorReader:
         return tuple(parts)
 
     def rows_of(
-        self, name: str, parts: Sequence[NDArray[np.int64]], n_in: int
+        self, name: str, n_groups: int, parts: Sequence[Sequence[int]], n_in: int
     ) -> tuple[Linear, ...]:
-        """Matrices of some rows each of one in the file, which has no bias."""
-        weight = self.packed(f"{name}.weight", sum(len(rows) for rows in parts), n_in)
-        linears = tuple(Linear(self._prepare(f"{name}.weight", weight[rows])) for rows in parts)
+        """Matrices that lie in one of the file, which has no bias, group by group.
+
+        Args:
+            parts: of each matrix, how many rows each of its parts has in a group. The parts of all
+                matrices follow one another there; in a matrix all groups of a part are together.
+        """
+        widths = [width for part in parts for width in part]
+        weight = self.packed(f"{name}.weight", n_groups * sum(widths), n_in)
+        rows = np.arange(n_groups * sum(widths)).reshape(n_groups, -1)
+        places = iter(np.split(rows, np.cumsum(widths)[:-1], axis=1))
+        linears = []
+        for part in parts:
+            chosen = np.concatenate([next(places).reshape(-1) for _ in part])
+            linears.append(Linear(self._prepare(f"{name}.weight", weight[chosen])))
         self.source.release(f"{name}.weight")
-        return linears
+        return tuple(linears)
 
     def interleaved(self, names: Sequence[str], n_heads: int, n_out: int, n_in: int) -> Linear:
         """Matrices of `n_out` rows a head, [n_heads * n_out, n_in] each, as one that has those of

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -67,6 +69,29 @@ def test_no_value_of_a_key_does_harm(name: str) -> None:
         for value in ("text", 7, 0, -1, 1 << 40, float("nan"), [], [1], [True, False], ["a"]):
             _try_spec(_with(header, key, value))
         _try_spec(_without(header, key))
+
+
+@pytest.mark.slow
+@every_architecture
+def test_no_size_is_used_before_a_tensor_has_it(name: str) -> None:
+    """A number of a key costs neither memory nor time, however large."""
+    header = header_of(name)
+    refusal(header)  # imports what it needs
+    for key in [key for key, value in header.keys.items() if type(value) is int]:
+        for value in (1 << 12, 1 << 16, 1 << 24, (1 << 31) - 1, 1 << 32, (1 << 63) - 1):
+            tracemalloc.start()
+            started = time.process_time()
+            refusal(_with(header, key, value))
+            took, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 1 << 23, f"{key} = {value}: {peak >> 20} MiB"
+            assert took < 1, f"{key} = {value}: {took:.1f} s"
+
+
+@pytest.mark.parametrize("blocks", [3, 4096])
+def test_layers_that_no_tensor_has(blocks: int) -> None:
+    line = refusal(changed("llama", block_count=blocks))
+    assert line == f"key 'llama.block_count' is {blocks}, but llama.gguf has tensors of 2 blocks"
 
 
 @every_architecture

@@ -14,10 +14,15 @@ import numpy as np
 
 from localkv.loader.number_ranges import OF_FILES, OF_MODELS
 from support.gguf_bytes import ARRAY, F32, F64, I32, I64, U32, U64, Tensor, gguf_bytes
+from support.hybrid_models import hybrid
+from support.own_models import write_own
 from support.random_model import MOE, YARN, RandomModel, variant
 from support.tiny_model import write_tiny_model
 
-INTEGERS = (0, -1, 1, 2, 3, 255, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**32, 2**63 - 1, -(2**63))
+INTEGERS = (
+    *(0, -1, 1, 2, 3, 255, 2**12, 2**16, 2**24, 2**31 - 1, 2**31, -(2**31)),
+    *(2**32 - 1, 2**32, 2**63 - 1, -(2**63)),
+)
 LARGE = (2**63, 2**64 - 1)
 FLOATS = (
     *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-12, 1e-38, 1e-45, 1e-320, 5e-324, 1e10, 1e20, 3e38),
@@ -89,6 +94,10 @@ def base_model(kind: str, folder: Path) -> Path:
         settings["expert_shared_feed_forward_length"] = 32
         biases = ("attn_q", "attn_k", "attn_v")
         return RandomModel("qwen2moe", biases=biases, settings=settings, **sizes).write(path)
+    if kind in HYBRIDS:
+        return hybrid(kind).write(path)
+    if kind == "latent":
+        return write_own("minicpm3", path)
     if kind in ("gemma3", "command-r"):
         return variant(kind, **sizes).write(path)
     if kind == "linear":
@@ -98,7 +107,8 @@ def base_model(kind: str, folder: Path) -> Path:
     return RandomModel("mistral3", settings=settings, **sizes).write(path)
 
 
-KINDS = ("text", "experts", "linear", "yarn", "gemma3", "command-r")
+HYBRIDS = ("qwen35", "lfm2", "granitehybrid")
+KINDS = ("text", "experts", "linear", "yarn", "gemma3", "command-r", "latent", *HYBRIDS)
 
 
 def changes(kind: str, content: Content) -> Iterator[Change]:
@@ -123,6 +133,11 @@ def changes(kind: str, content: Content) -> Iterator[Change]:
 
 
 def sampled(kind: str, content: Content, count: int | None) -> list[Change]:
-    """All changes, or so many of them, the same each time."""
+    """All changes, or so many of them, the same each time: every other one of a key that the file
+    has."""
     every = list(changes(kind, content))
-    return every if count is None else random.Random(kind).sample(every, min(count, len(every)))
+    if count is None:
+        return every
+    rng = random.Random(kind)
+    there = [change for change in every if change.key in content.metadata]
+    return [*rng.sample(there, count // 2), *rng.sample(every, count - count // 2)]
