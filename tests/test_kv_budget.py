@@ -147,6 +147,15 @@ def test_several_texts_share_a_budget():
         assert cache.n_bytes("k") + cache.n_bytes("v") <= 2 * THIRD
 
 
+def test_company_changes_no_bit_before_a_page_changes():
+    with LLM(MODEL, device="cpu", n_ctx=256, kv_budget=1 << 26, n_parallel=3) as llm:
+        asked = {"max_tokens": 12, "temperature": 0, "logprobs": 3}
+        (alone,) = llm.complete_many([STORY], **asked)
+        among = llm.complete_many([STORY, STORY * 2, "A cat"], **asked)[0]
+        assert llm.engine.cache.requantised.n_pages == 0
+    assert among.logprobs == alone.logprobs
+
+
 def test_texts_that_begin_alike_share_a_page_that_has_no_room_for_a_copy():
     """Page numbers are free where units are not: such texts come one after the other."""
     with LLM(MODEL, device="cpu", n_ctx=512, kv_budget=900_000, n_parallel=3) as llm:
