@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, printable
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import SamplingParams
 from localkv.server.engine_client import Texts
@@ -26,6 +26,9 @@ from localkv.server.wire import Facts, Opening, Submit
 if TYPE_CHECKING:
     from localkv.server.access_log import AccessLog
     from localkv.server.metrics import Metrics
+
+MOST_TOLD = 100
+"""Warnings of requests that the server's log has: strangers can't fill it."""
 
 T = TypeVar("T")
 
@@ -56,6 +59,7 @@ class Front:
         self._model: PromptModel | None = None
         self._error: LocalKVError | None = None
         self._model_ready = asyncio.Event()
+        self._told = set[str]()
 
     async def load(self) -> None:
         """Build the tokenizer, and metrics, beside the event loop."""
@@ -104,6 +108,13 @@ class Front:
                 extra={"progress": self.supervisor.progress},
             )
         return facts
+
+    def tell_once(self, warnings: Sequence[str]) -> None:
+        """Tell whoever started the server what has no effect in requests, each line once."""
+        for line in warnings:
+            if line not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(line)
+                self.supervisor.say(f"warning: {printable(line)}")
 
     async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call what takes long in a thread.

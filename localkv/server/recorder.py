@@ -46,6 +46,7 @@ class Recorder:
                 headers["x-request-id"] = record.id
                 if record.warnings:
                     headers[WARNING] = _as_header("; ".join(record.warnings))
+                    self._front.tell_once(record.warnings)
             await send(message)
 
         try:

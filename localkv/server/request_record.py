@@ -45,6 +45,12 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The request that a task answers."""
 
 
+def warn(*lines: str) -> None:
+    """Note, for the header and the log, what of the request has no effect."""
+    if (record := current.get()) is not None:
+        record.warnings = tuple(dict.fromkeys((*record.warnings, *lines)))
+
+
 def request_id(given: str) -> str:
     """A client's id of a request if it is one, else one of ours."""
     return given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
