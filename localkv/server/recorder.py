@@ -53,6 +53,8 @@ class Recorder:
             await self._app(scope, receive, noted)
         finally:
             current.reset(token)
+            for end in record.at_end:
+                end()
             record.status = record.status or LOST
             if self._front.metrics is not None:
                 self._front.metrics.answered(record)
