@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from llguidance.gbnf_to_lark import ASTNode
 
 _IS_GBNF = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
-_CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]+|\\U[0-9a-fA-F]+|\\.|.", re.DOTALL)
+_CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|.", re.DOTALL)
+_QUOTED = re.compile(r'#[^\r\n]*|"(?:\\.|[^"\\])*"?|\[\^?(?:\\.|[^\]\\])*\]?', re.DOTALL)
+"""What has escapes: literals and classes; and comments, which have none."""
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.|.", re.DOTALL
+)
+_SET_OPERATORS = "&~"
+"""Characters of a class that stand for themselves in GBNF, and not in llguidance."""
 _ANY = r"[\s\S]"
 
 
@@ -34,7 +41,7 @@ def gbnf_to_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import GrammarParser
 
     try:
-        rules = GrammarParser().parse(text)
+        rules = GrammarParser().parse(_QUOTED.sub(_with_characters, text))
         names = {name: "start" if name == "root" else f"r{i}" for i, name in enumerate(rules)}
         if "root" not in names:
             raise UsageError("the grammar has no rule 'root'", hint="GBNF begins with it")
@@ -48,6 +55,30 @@ def gbnf_to_lark(text: str) -> str:
     except Exception as error:  # of any type: the parser has some of its own, and IndexError
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"the grammar can't be read: {reason}") from None
+
+
+def _with_characters(quoted: re.Match[str]) -> str:
+    """A literal or a class with characters in place of numbers of them.
+
+    Raises:
+        UsageError: there is no such character.
+    """
+    text = quoted[0]
+    if text.startswith("#"):
+        return text
+    is_class = text.startswith("[")
+
+    def character(found: re.Match[str]) -> str:
+        number = found[1] or found[2] or found[3]
+        if number is None:
+            is_operator = is_class and found[0] in _SET_OPERATORS
+            return f"\\x{ord(found[0]):02x}" if is_operator else found[0]
+        code = int(number, 16)
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            raise UsageError(f"the grammar names a character that there is not: {found[0]}")
+        return f"\\x{code:02x}" if code < 0x80 else chr(code)
+
+    return _ESCAPE.sub(character, text)
 
 
 def _in_lark(node: ASTNode, names: dict[str, str]) -> str:
