@@ -35,8 +35,9 @@ class Grammar:
     def json_schema(cls, schema: Schema) -> Grammar:
         """JSON that a schema describes: of draft 4 to 2020-12, all of it or an error.
 
-        Properties come in the order in which the schema lists them. Keywords that describe, such as
-        `title`, and those that no draft knows, say nothing about a text.
+        The text is written as `json.dumps` does. Properties come in the order in which the schema
+        lists them, and no others do, unless it says so (`additionalProperties`). Keywords that
+        describe, such as `title`, and those that no draft knows, say nothing about a text.
 
         Raises:
             UsageError: it is no schema, has a keyword that there is no grammar for (`not`,

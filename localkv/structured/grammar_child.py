@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 from localkv.errors import UsageError
 from localkv.structured.gbnf import gbnf_to_lark
 from localkv.structured.refusals import NOTHING, one_line, refusal
+from localkv.structured.schema import styled
 from localkv.system.limited_child import run
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
 MAX_MEMORY = 512 << 20
 """Bytes of address space: 60 MiB are Python and llguidance."""
 
 MAX_STACK = 4 << 20
 """Bytes of stack that compiling may take."""
-
-WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
-"""Between JSON's tokens, as llama.cpp has it: a small model must not go on with spaces forever."""
 
 _TOKEN_ID = re.compile(r"<\[([\d, -]*)\]>")
 _TOKEN_NAME = re.compile(r"<[^<>\s\[\]\"]+>")
@@ -49,17 +46,19 @@ def _of_schema(text: str, what: str) -> str:
     from llguidance import LLMatcher
 
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise UsageError(f"the {what} is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"the {what} is not JSON: {error}") from None
-    if value is False or not isinstance(value, bool | dict):
-        reason = NOTHING if value is False else "it is no object"
-        raise UsageError(f"the {what} can't be used: {reason}")
-    options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": WHITE_SPACE}
-    schema = "{}" if value is True else text
-    return _source(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), what)
+    if not isinstance(value, bool | dict):
+        raise UsageError(f"the {what} can't be used: it is no object")
+    schema = json.dumps(styled(value, f"the {what}"))
+    return _source(lambda: LLMatcher.grammar_from_json_schema(schema), what)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _of_gbnf(text: str, what: str) -> str:

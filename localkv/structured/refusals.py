@@ -20,6 +20,11 @@ def refusal(what: str, message: str) -> UsageError:
             f"the {what} can't be used: no grammar for {', '.join(keys)}",
             hint="leave it out, and check the finished text",
         )
+    if message.startswith("oneOf "):
+        return UsageError(
+            f"the {what} can't be used: alternatives of oneOf may overlap",
+            hint="use anyOf, or a required property with a const of its own in each of them",
+        )
     if message.startswith("panic"):
         return UsageError(f"the {what} is too large", hint="a smaller one would work")
     reason = one_line(message)

@@ -12,10 +12,9 @@ from localkv.tool_calls.family import (
     Term,
     after,
     any_call,
+    arguments_of,
     call_of_object,
     calls_in_sections,
-    json_of,
-    object_schema,
     quoted,
 )
 from localkv.tool_calls.source import Source, Steps
@@ -65,8 +64,7 @@ def _fenced_rules(tools: Sequence[Tool], term: Term) -> CallRules:
 def _rules_of(tools: Sequence[Tool], term: Term, head: object, tail: str) -> CallRules:
     assert callable(head)
     rules = [
-        f"call_{i}: {term(CALL)} {head(tool.name)} {json_of(object_schema(tool))} {tail} "
-        f"{term(CALL_END)}"
+        f"call_{i}: {term(CALL)} {head(tool.name)} {arguments_of(tool)} {tail} {term(CALL_END)}"
         for i, tool in enumerate(tools)
     ]
     calls, end = any_call(tools), term(CALLS_END)

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localkv.structured.grammar_child import WHITE_SPACE
+from localkv.errors import UsageError
+from localkv.structured.schema import styled
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 
@@ -119,16 +120,32 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def json_of(schema: object) -> str:
-    """JSON of a schema, as a term of Lark."""
-    options = {"whitespace_pattern": WHITE_SPACE, "lenient": False}
-    value = {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(value)}"
+def json_of(schema: object, what: str, tool: Tool) -> str:
+    """JSON of a schema, as a term of Lark.
+
+    Args:
+        what: names the schema in errors.
+        tool: whose schema it is in.
+
+    Raises:
+        UsageError: there is no grammar for it.
+    """
+    return f"%json {json.dumps(styled(schema, what, tool.parameters, tool.room))}"
 
 
-def object_schema(tool: Tool) -> dict[str, object]:
-    """The schema of a tool's arguments, of an object in any case."""
-    return {"type": "object", **tool.parameters}
+def arguments_of(tool: Tool) -> str:
+    """A tool's arguments as a term of Lark: JSON of an object in any case.
+
+    Raises:
+        UsageError: there is no grammar for them.
+    """
+    what = f"the schema of the tool {tool.name!r}"
+    kind = tool.parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise UsageError(
+            f"{what} can't be used: its type is {kind!r:.60}, and arguments are objects"
+        )
+    return json_of({**tool.parameters, "type": "object"}, what, tool)
 
 
 def text_rule(name: str, mark: str, term: Term) -> str:
@@ -169,5 +186,5 @@ def json_calls(
         before = f"{id_begin} /[0-9]{{1,3}}/ {id_end}"
     for i, tool in enumerate(tools):
         begin = f'"{name_key}": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-        rules.append(f'call_{i}: {before} {quoted(begin)} {json_of(object_schema(tool))} "}}"')
+        rules.append(f'call_{i}: {before} {quoted(begin)} {arguments_of(tool)} "}}"')
     return any_call(tools), rules

@@ -15,8 +15,7 @@ from localkv.tool_calls.family import (
     Family,
     Term,
     any_call,
-    json_of,
-    object_schema,
+    arguments_of,
     quoted,
     text_rule,
 )
@@ -27,7 +26,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
     channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
     rules = [
         f"call_{i}: {quoted(f'commentary to=functions.{tool.name} ')} {term('<|constrain|>')} "
-        f'"json" {message} {json_of(object_schema(tool))}'
+        f'"json" {message} {arguments_of(tool)}'
         for i, tool in enumerate(tools)
     ]
     rules += [

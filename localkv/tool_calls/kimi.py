@@ -14,10 +14,9 @@ from localkv.tool_calls.family import (
     Term,
     after,
     any_call,
+    arguments_of,
     call_of_object,
     calls_in_sections,
-    json_of,
-    object_schema,
     quoted,
 )
 from localkv.tool_calls.source import Source, Steps
@@ -51,7 +50,7 @@ def _call(source: Source) -> Steps[bool]:
 def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
     rules = [
         f"call_{i}: {term(CALL)} {quoted(f'functions.{tool.name}:')} /[0-9]{{1,3}}/ "
-        f"{term(ARGUMENTS)} {json_of(object_schema(tool))} {term(CALL_END)}"
+        f"{term(ARGUMENTS)} {arguments_of(tool)} {term(CALL_END)}"
         for i, tool in enumerate(tools)
     ]
     calls, end = any_call(tools), term(CALLS_END)

@@ -14,11 +14,10 @@ from localkv.tool_calls.family import (
     Family,
     Term,
     any_call,
+    arguments_of,
     call_of_object,
     everything_between,
     json_calls,
-    json_of,
-    object_schema,
     quoted,
 )
 from localkv.tool_calls.json_call import json_calls_in_list
@@ -62,7 +61,7 @@ def _list_rules(tools: Sequence[Tool], term: Term) -> CallRules:
 def _named_rules(tools: Sequence[Tool], term: Term, *, has_id: bool) -> CallRules:
     id = f"{term(CALL_ID)} /[a-zA-Z0-9]{{9}}/ " if has_id else ""
     rules = [
-        f"call_{i}: {quoted(tool.name)} {id}{term(ARGS)} {json_of(object_schema(tool))}"
+        f"call_{i}: {quoted(tool.name)} {id}{term(ARGS)} {arguments_of(tool)}"
         for i, tool in enumerate(tools)
     ]
     calls = any_call(tools)

@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from localkv.errors import UsageError
+from localkv.structured.schema import plain_schema
 from localkv.tool_calls.family import Term, after, alternatives, json_of, quoted
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool
@@ -147,16 +149,29 @@ def argument_terms(
     behind = f" {quoted(between)}" if between else ""
     parts = []
     for key, schema in tool.properties.items():
+        if key not in required and _is_never(schema, tool):
+            continue  # nothing can be its value
         is_text = tool.types_of(key) == TEXT
-        if is_text and "enum" not in schema:
+        texts = None
+        if is_text:
+            texts = [schema["const"]] if "const" in schema else schema.get("enum")
+        if is_text and texts is None:
             value = f"{TEXT_RULE}{behind}"
         else:
-            if is_text:
-                values = alternatives([quoted(str(one)) for one in schema["enum"]])
+            if texts is not None:
+                values = alternatives([quoted(str(one)) for one in texts])
             else:
-                defs = {k: v for k, v in tool.parameters.items() if k in ("$defs", "definitions")}
-                values = json_of({**defs, **schema})
+                what = f"the schema of {key!r} of the tool {tool.name!r}"
+                values = json_of(schema, what, tool)
             value = f"{values} {line_end}{term(closing)}{behind}"
         part = f"{opening(key, is_text)} {value}"
         parts.append(part if key in required else f"({part})?")
     return " ".join(parts)
+
+
+def _is_never(schema: object, tool: Tool) -> bool:
+    """Whether nothing can be an argument's value."""
+    try:
+        return plain_schema(schema, tool.parameters, tool.room) is False
+    except UsageError:
+        return False  # said where its grammar is made

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from localkv.errors import UsageError
+from localkv.structured.schema import MOST_PARTS, Room
 
 TOOL_CHOICES = ("auto", "required", "none")
+_MOST_PARTS = 3 * MOST_PARTS
+"""Of all tools' schemas: they are looked at together, and then again to find those that are odd."""
+JSON_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
 @dataclass(frozen=True)
@@ -18,10 +22,14 @@ class Tool:
     Attributes:
         name: by which it is called.
         parameters: the JSON schema of its arguments, of an object.
+        strict: arguments must keep to it.
+        room: for the parts of its schema, which tools of a request share.
     """
 
     name: str
     parameters: Mapping[str, Any]
+    strict: bool = False
+    room: Room = field(default_factory=Room, compare=False, repr=False)
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -34,8 +42,9 @@ class Tool:
         schema = self.properties.get(argument)
         if not isinstance(schema, Mapping):
             return frozenset()
-        if "enum" in schema and isinstance(schema["enum"], list | tuple):
-            return frozenset("string" if isinstance(one, str) else "any" for one in schema["enum"])
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list | tuple):
+            return frozenset("string" if isinstance(one, str) else "any" for one in values)
         found = set[str]()
         for part in (schema, *_parts(schema)):
             kind = part.get("type")
@@ -56,6 +65,7 @@ class Tools:
     Attributes:
         choice: "auto", "required" or "none".
         callable: the tools that may be called.
+        warnings: one line for each whose schema there is no grammar for (`call_grammar`).
 
     Raises:
         UsageError: a call is required, and a tool has no name or there is none of that name.
@@ -69,9 +79,11 @@ class Tools:
         parallel: bool = True,
     ) -> None:
         self.parallel = parallel
+        self.warnings = list[str]()
         self.choice, name = _choice(choice)
+        room = Room(_MOST_PARTS)
         every = [
-            tool
+            replace(tool, room=room)
             for i, one in enumerate(described)
             if (tool := _tool(one, f"tools[{i}]", must_be=self.choice == "required"))
         ]
@@ -126,7 +138,7 @@ def _tool(described: Mapping[str, Any], where: str, *, must_be: bool) -> Tool | 
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise UsageError(f"{where}.function.parameters is no JSON schema of an object")
-    return Tool(name, parameters)
+    return Tool(name, parameters, strict=function.get("strict") is True)
 
 
 def _choice(choice: str | Mapping[str, Any]) -> tuple[str, str | None]:

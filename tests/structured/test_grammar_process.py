@@ -126,7 +126,7 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "MOST_KEPT_TEXT", 1000)
+    monkeypatch.setattr(grammar_process, "MOST_KEPT_TEXT", 800)
     for i in range(20):
         assert Grammar.json_schema({"const": i}).source
     assert 0 < len(grammar_process._kept) < 6
