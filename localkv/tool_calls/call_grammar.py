@@ -7,8 +7,8 @@ from typing import Protocol
 
 from localkv.errors import UsageError
 from localkv.structured.grammar import Grammar
-from localkv.tool_calls.family import CallRules, Family, quoted
-from localkv.tool_calls.tools import Tools
+from localkv.tool_calls.family import CallRules, Family, Term, quoted
+from localkv.tool_calls.tools import JSON_TYPES, Tool, Tools
 
 _WHAT = "grammar of the tools' calls"
 
@@ -37,9 +37,13 @@ def call_grammar(
     Returns:
         None if nothing is to be kept to.
 
+    A tool whose schema there is no grammar for keeps to what is left of it, or to any object, and
+    `tools.warnings` says so. The others keep to theirs.
+
     Raises:
-        UsageError: there is no grammar for a tool's arguments, and a call is required or there is
-            one for answers; or the family can't have both.
+        UsageError: there is no grammar for the arguments of a tool that says it is `strict`; the
+            family can't have calls and a grammar of answers; or all of it together is too much,
+            and a call is required or there is a grammar of answers.
     """
     if not tools:
         return answer
@@ -49,10 +53,23 @@ def call_grammar(
         is_marker = token is not None and vocabulary.is_marker(token)
         return f"<[{token}]>" if is_marker else quoted(text)
 
-    rules = family.rules(list(tools), term)
+    try:
+        return _grammar(family.rules(list(tools), term), tools, term, answer)
+    except UsageError:
+        usable = [_usable(one, family, tools, term) for one in tools]
+        if all(one is two for one, two in zip(tools, usable, strict=True)):
+            if tools.choice == "auto" and answer is None:
+                return None
+            raise
+        return _grammar(family.rules(usable, term), tools, term, answer)
+
+
+def _grammar(rules: CallRules, tools: Tools, term: Term, answer: Grammar | None) -> Grammar | None:
     if tools.choice == "auto":
         if answer is None:
-            return _after_mark(rules)
+            if not rules.mark or rules.before:
+                return None
+            return replace(Grammar.lark(_lark(rules.one, rules), _WHAT), after=rules.mark)
         if rules.before:
             raise UsageError(
                 "this model's calls are in channels: no grammar can be for its answers besides",
@@ -66,14 +83,52 @@ def call_grammar(
     return replace(grammar, is_all=bool(rules.before))
 
 
-def _after_mark(rules: CallRules) -> Grammar | None:
-    if not rules.mark or rules.before:
+def _usable(tool: Tool, family: Family, tools: Tools, term: Term) -> Tool:
+    """A tool, with as much of its schema as there is a grammar for; `tools` is warned of the rest.
+
+    Raises:
+        UsageError: it is strict, and there is no grammar for all of it.
+    """
+
+    def refusal(one: Tool) -> UsageError | None:
+        try:
+            rules = family.rules([one], term)
+            Grammar.lark(_lark(rules.one, rules), f"schema of the tool {one.name!r}")
+        except UsageError as error:
+            return error
         return None
+
+    error = refusal(tool)
+    if error is None:
+        return tool
+    if tool.strict:
+        raise error
+    left = {key: _loosened(tool, key) for key in tool.properties}
+    kept = {key: value for key, value in tool.parameters.items() if key in _KEPT}
+    found = replace(tool, parameters={**kept, "type": "object", "properties": left})
+    free = [key for key, value in left.items() if value is not tool.properties[key]]
+    what = f"its arguments {', '.join(free)} may be anything"
+    if not free:
+        what = "only what it says of each argument holds"
+    if not left or refusal(found) is not None:
+        found, what = replace(tool, parameters={"type": "object"}), "its arguments may be anything"
+    tools.warnings.append(f"{error.message}: {what}")
+    return found
+
+
+_KEPT = ("required", "$defs", "definitions")
+
+
+def _loosened(tool: Tool, key: str) -> object:
+    """The schema of an argument, or only its type if there is no grammar for more."""
+    schema = tool.properties[key]
     try:
-        grammar = Grammar.lark(_lark(rules.one, rules), _WHAT)
+        root = {"type": "object", "properties": {key: schema}, "required": [key]}
+        Grammar.json_schema({**{k: v for k, v in tool.parameters.items() if k in _KEPT}, **root})
     except UsageError:
-        return None
-    return replace(grammar, after=rules.mark)
+        types = tool.types_of(key)
+        return {"type": sorted(types)} if types and types <= JSON_TYPES else {}
+    return schema
 
 
 def _lark(start: str, rules: CallRules) -> str:

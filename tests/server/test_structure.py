@@ -88,10 +88,12 @@ RULES = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(2000)) +
 
 
 @pytest.mark.parametrize(
-    ("schema", "says"), [(_chain(1200), "too deeply"), (CYCLE, "nothing satisfies it|level exceeded")]
+    ("schema", "says"),
+    [(_chain(1200), "too deeply"), (CYCLE, "nothing satisfies it|level exceeded")],
 )
 def test_no_schema_ends_the_server(server: RunningServer, schema: Any, says: str):
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    tool = {"type": "function", "function": function}
     wrapped = {"type": "json_schema", "json_schema": {"schema": schema}}
     messages = {"messages": ASK["messages"], "max_tokens": 1}
     asked: list[tuple[str, dict[str, Any]]] = [

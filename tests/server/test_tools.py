@@ -155,7 +155,11 @@ def test_a_schema_beside_tools_is_for_what_is_no_call(tooled: RunningServer):
                 "tools": [
                     {
                         "type": "function",
-                        "function": {"name": "f", "parameters": {"not": {"type": "null"}}},
+                        "function": {
+                            "name": "f",
+                            "strict": True,
+                            "parameters": {"not": {"type": "null"}},
+                        },
                     }
                 ],
                 "tool_choice": "required",
@@ -170,3 +174,18 @@ def test_what_can_not_be_called_is_refused(
     status, answer = tooled.post("/v1/chat/completions", {**ASK, "tools": [TOOL], **fields})
     assert status == 400
     assert says in answer["error"]["message"]
+
+
+def test_an_odd_tool_is_named_and_others_keep_to_their_schemas(tooled: RunningServer):
+    odd = {"name": "odd", "parameters": {"properties": {"n": {"not": {"const": 3}}}}}
+    tools = [TOOL, {"type": "function", "function": odd}]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    with openai.OpenAI(base_url=f"{tooled.url}/v1", api_key="none") as client:
+        options = {"model": "tales", "tools": tools, "parallel_tool_calls": False, **ASK}
+        raw = client.chat.completions.with_raw_response.create(tool_choice="required", **options)
+        assert (
+            "the tool 'odd' can't be used: no grammar for not" in raw.headers["x-localkv-warning"]
+        )
+        answer = client.chat.completions.create(tool_choice=choice, **options)
+    (call,) = answer.choices[0].message.tool_calls
+    check(json.loads(call.function.arguments))

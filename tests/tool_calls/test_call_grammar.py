@@ -34,7 +34,7 @@ from localkv.tool_calls.reader import CallReader
 from localkv.tool_calls.seed_oss import SEED_OSS
 from localkv.tool_calls.tools import Tools
 from localkv.tool_calls.xml_parameters import QWEN_CODER
-from support import family_templates
+from support import client_tools, family_templates
 from support.paths import ROOT
 
 VOCABULARY = load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf")
@@ -214,12 +214,87 @@ def test_harmony_thinks_first_and_names_its_recipient() -> None:
     assert not accepts(grammar(HARMONY), thought)
 
 
-def test_no_grammar_for_a_tool_is_an_error_only_if_it_must_be_called() -> None:
-    odd = {"name": "odd", "parameters": {"type": "object", "not": {}}}
-    assert call_grammar(HERMES, Tools([odd]), VOCABULARY) is None
-    with pytest.raises(UsageError, match="no grammar for not"):
-        call_grammar(HERMES, Tools([odd], "required"), VOCABULARY)
-    assert call_grammar(HERMES, Tools([odd], "none"), VOCABULARY) is None
+FAMILIES = [*dict.fromkeys(family for family, _, _ in TEXTS), HARMONY, DSML_V4]
+ODD = {
+    "name": "odd",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer", "not": {"const": 3}},
+            "at": {"type": "string", "maxLength": 3},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_tools_of_clients_are_called_by_their_schemas(family: Family) -> None:
+    tools = Tools(client_tools.TOOLS, "required")
+    assert call_grammar(family, tools, VOCABULARY) is not None
+    assert tools.warnings == []
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "odd"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_tool_without_a_grammar_keeps_to_what_there_is_and_others_to_theirs(
+    family: Family, choice: str
+) -> None:
+    tools = Tools([LOOK, ODD], choice)
+    one = call_grammar(family, tools, VOCABULARY)
+    if one is None or family is GEMMA4:  # which has no grammar of values
+        return
+    assert tools.warnings == [
+        "the schema of the tool 'odd' can't be used: no grammar for not: its arguments n may be "
+        "anything"
+    ] or tools.warnings == [
+        "the schema of 'n' of the tool 'odd' can't be used: no grammar for not: its arguments n "
+        "may be anything"
+    ]
+    if family is not HERMES:
+        return
+    for text, yes in (
+        ('{"name": "odd", "arguments": {"n": 3, "at": "abc"}}', True),
+        ('{"name": "odd", "arguments": {"n": "x"}}', False),
+        ('{"name": "odd", "arguments": {"n": 3, "at": "abcd"}}', False),
+        ('{"name": "look", "arguments": {"at": 3}}', False),
+        ('{"name": "look", "arguments": {"at": "x"}}', choice != "odd"),
+    ):
+        whole = f"{'' if choice == 'auto' else '<tool_call>'}\n{text}\n</tool_call>"
+        assert accepts(one, whole) == yes, text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ({"type": "object", "not": {"const": 1}, "properties": {"a": {"const": 1}}}, {"a": 1}),
+        ({"type": "object", "not": {"const": 1}}, {"x": [1]}),
+        ({"type": "object", "properties": 5}, {"x": [1]}),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, {"a": None}),
+        ({"type": "array"}, {"x": 1}),
+        ({"properties": {"a": {"$ref": "http://x/y"}, "b": {"const": 2}}}, {"a": [], "b": 2}),
+        ({"$ref": "#"}, {"x": 1}),
+    ],
+)
+def test_arguments_are_an_object_whatever_a_schema_says(
+    parameters: dict[str, object], arguments: object
+) -> None:
+    tools = Tools([{"name": "odd", "parameters": parameters}], "required")
+    one = call_grammar(HERMES, tools, VOCABULARY)
+    assert one is not None
+    call = json.dumps({"name": "odd", "arguments": arguments})
+    assert accepts(one, f"<tool_call>\n{call}\n</tool_call>"), (one, tools.warnings)
+    assert len(tools.warnings) == 1
+    assert tools.warnings[0].startswith("the schema of the tool 'odd' can't be used")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_a_strict_tool_without_a_grammar_is_refused_by_name(choice: str) -> None:
+    tools = Tools([LOOK, {**ODD, "strict": True}], choice)
+    if choice == "none":
+        assert call_grammar(HERMES, tools, VOCABULARY) is None
+        return
+    with pytest.raises(UsageError, match=r"the schema of the tool 'odd' .* no grammar for not"):
+        call_grammar(HERMES, tools, VOCABULARY)
 
 
 @pytest.mark.parametrize("choice", ["nobody", {"function": {"name": "nobody"}}])

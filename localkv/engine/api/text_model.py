@@ -423,6 +423,8 @@ class TextModel(LoadedModel):
         if (grammar := calls.grammar(self.tokenizer, options)) is not None:
             options["grammar"] = grammar
             options.pop("schema", None)
+        for line in calls.tools.warnings:
+            warnings.warn(line, stacklevel=2)
         stream = self.stream(prompt, **options)
         stream.calls = calls.in_answer(prompt)
         return stream
