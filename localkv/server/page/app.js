@@ -2,12 +2,14 @@
 
 import * as store from "./conversations.js";
 import { chat, get, key } from "./client.js";
-import { markdown } from "./markdown.js";
+import { copyButton } from "./copy.js";
+import { draw } from "./markdown.js";
 
 const $ = (id) => document.getElementById(id);
 const text = $("text"), list = $("messages"), dialog = $("settings");
 const FIELDS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "max_tokens", "seed"];
 const SCROLL_SLACK = 60;
+const DRAW_PAUSE = 40; // ms; an answer is drawn so often, and rarer where that takes long
 
 let current = store.fresh();
 let conversations = [];
@@ -54,47 +56,56 @@ const button = (label, act) => {
 
 const shown = (message) => message.variants?.[message.chosen ?? message.variants.length - 1] ?? message;
 
+const piece = (name, className = "") => {
+  const node = document.createElement(name);
+  node.className = className;
+  return node;
+};
+
 function messageNode(message, index) {
-  const node = document.createElement("li");
-  node.className = `message ${message.role}`;
+  const node = piece("li", `message ${message.role}`);
+  if (message.role === "user") node.append(piece("div", "text"), piece("div", "actions"));
+  else {
+    const details = piece("details");
+    details.append(piece("summary"), piece("div"));
+    node.append(details, piece("div", "text"), piece("div", "calls"), piece("p", "error"), piece("div", "actions"));
+  }
   fill(node, message, index);
   return node;
 }
 
+// Bring a message's node in line with it; what has not changed keeps the focus and the selection.
 function fill(node, message, index) {
-  const one = shown(message);
-  const body = document.createElement("div");
-  body.className = "text";
-  if (message.role === "user") body.textContent = one.content;
-  else body.append(...markdown(one.content));
-  const parts = [body];
-  if (one.reasoning) {
-    const details = document.createElement("details");
-    details.open = node.querySelector("details")?.open ?? false;
-    const summary = document.createElement("summary"), inner = document.createElement("div");
-    summary.textContent = one.content || !one.waiting ? "Reasoning" : "Reasoning…";
-    inner.textContent = one.reasoning;
-    details.append(summary, inner);
-    parts.unshift(details);
-  }
-  if (one.error) {
-    const error = document.createElement("p");
-    error.className = "error";
-    error.textContent = one.error;
-    parts.push(error);
+  const one = shown(message), body = node.querySelector(":scope > .text");
+  if (message.role === "user") set(body, one.content);
+  else {
+    const [details, , calls, error] = node.children;
+    details.hidden = !one.reasoning;
+    set(details.firstChild, one.content || !one.waiting ? "Reasoning" : "Reasoning…");
+    set(details.lastChild, one.reasoning ?? "");
+    draw(body, one.content);
+    const asCall = ({ name, arguments: values }) => {
+      const call = piece("pre");
+      call.textContent = `${name} ${values}`;
+      return call;
+    };
+    calls.replaceChildren(...(one.calls ?? []).map(asCall));
+    set(error, one.error ?? "");
+    error.hidden = !one.error;
   }
   node.classList.toggle("waiting", Boolean(one.waiting));
-  if (!one.waiting) parts.push(actions(message, one, index));
-  node.replaceChildren(...parts);
+  node.lastChild.replaceChildren(...(one.waiting ? [] : actions(message, one, index)));
+}
+
+function set(node, value) {
+  if (node.textContent !== value) node.textContent = value;
 }
 
 function actions(message, one, index) {
-  const row = document.createElement("div");
-  row.className = "actions";
-  row.append(button("Copy", () => navigator.clipboard?.writeText(one.content)));
-  if (message.role === "user") row.append(button("Edit", () => edit(index)));
+  const row = [copyButton("Copy", () => one.content)];
+  if (message.role === "user") row.push(button("Edit", () => edit(index)));
   else {
-    if (index === current.messages.length - 1) row.append(button("Again", again));
+    if (index === current.messages.length - 1) row.push(button("Again", again));
     if (message.variants?.length > 1) {
       const at = message.chosen ?? message.variants.length - 1;
       const turn = (by) => () => {
@@ -102,9 +113,9 @@ function actions(message, one, index) {
         keep();
         show();
       };
-      row.append(button("‹", turn(-1)), `${at + 1}/${message.variants.length}`, button("›", turn(1)));
+      row.push(button("‹", turn(-1)), `${at + 1}/${message.variants.length}`, button("›", turn(1)));
     }
-    if (one.stats) row.append(one.stats);
+    if (one.stats) row.push(one.stats);
   }
   return row;
 }
@@ -139,9 +150,9 @@ async function refresh() {
   showList();
 }
 
-async function keep() {
+async function keep(conversation = current) {
   try {
-    await store.save(current);
+    await store.save(conversation);
     await refresh();
   } catch (error) {
     notice(`This conversation can't be kept in the browser: ${error.message}`);
@@ -150,9 +161,11 @@ async function keep() {
 
 // Conversations
 
-function select(conversation) {
-  stop();
-  current = conversation;
+async function select(conversation) {
+  if (conversation.id !== current.id || !running) {
+    await stop();
+    current = conversations.find((one) => one.id === conversation.id) ?? conversation;
+  }
   closeMenu();
   show();
   showList();
@@ -161,8 +174,8 @@ function select(conversation) {
 
 const start = () => select(store.fresh());
 
-function edit(index) {
-  stop();
+async function edit(index) {
+  await stop();
   text.value = shown(current.messages[index]).content;
   current.messages.length = index;
   keep();
@@ -199,57 +212,68 @@ async function answer(conversation, reply) {
   const one = { content: "", reasoning: "", waiting: true };
   reply.variants.push(one);
   delete reply.chosen;
-  const control = (running = new AbortController());
+  const control = new AbortController();
+  running = { control, done: written(conversation, reply, one, body, control) };
+  await running.done;
+}
+
+async function written(conversation, reply, one, body, control) {
   busy(true);
-  const draw = () => {
-    if (conversation !== current) return;
-    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < SCROLL_SLACK;
-    const index = current.messages.indexOf(reply);
-    if (list.children[index]) fill(list.children[index], reply, index);
-    if (isAtEnd) list.scrollTop = list.scrollHeight;
-  };
   show();
-  let pending = false;
-  const soon = () => {
-    if (pending) return;
-    pending = true;
-    requestAnimationFrame(() => {
-      pending = false;
-      draw();
-    });
+  await keep(conversation);
+  let pending = null;
+  // an answer is stored before it is drawn: whatever drawing does, the text is there when the page opens again
+  const soon = (pause) => {
+    pending ??= setTimeout(async () => {
+      const began = performance.now();
+      await store.save(conversation).catch(() => {});
+      pending = null;
+      drawAnswer(conversation, reply);
+      drawingTook = performance.now() - began;
+    }, pause);
   };
+  let drawingTook = 0;
   try {
     for await (const chunk of chat(body, control.signal)) {
-      const choice = chunk.choices[0];
-      one.content += choice?.delta.content ?? "";
-      one.reasoning += choice?.delta.reasoning_content ?? "";
+      const delta = chunk.choices[0]?.delta ?? {};
+      one.content += delta.content ?? "";
+      one.reasoning += delta.reasoning_content ?? "";
+      for (const call of delta.tool_calls ?? []) {
+        const known = ((one.calls ??= [])[call.index] ??= { name: "", arguments: "" });
+        known.name += call.function?.name ?? "";
+        known.arguments += call.function?.arguments ?? "";
+      }
       if (chunk.timings) one.stats = stats(chunk.timings);
-      soon();
+      soon(Math.max(DRAW_PAUSE, 4 * drawingTook));
     }
   } catch (error) {
     if (error.name !== "AbortError") one.error = error.message;
   }
+  clearTimeout(pending);
   one.waiting = false;
-  if (running === control) {
-    running = null;
-    busy(false);
-  }
-  draw();
-  try {
-    await store.save(conversation);
-    await refresh();
-  } catch (error) {
-    notice(`This conversation can't be kept in the browser: ${error.message}`);
-  }
+  running = null;
+  busy(false);
+  await keep(conversation);
+  drawAnswer(conversation, reply);
   meter();
+}
+
+function drawAnswer(conversation, reply) {
+  if (conversation !== current) return;
+  const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < SCROLL_SLACK;
+  const index = current.messages.indexOf(reply);
+  if (list.children[index]) fill(list.children[index], reply, index);
+  if (isAtEnd) list.scrollTop = list.scrollHeight;
 }
 
 const stats = (timings) =>
   `${timings.predicted_n} tokens, ${timings.predicted_per_second.toFixed(1)}/s` +
   (timings.cache_n ? `, ${timings.cache_n} of the prompt known` : "");
 
+// Resolves once the answer so far is kept.
 function stop() {
-  running?.abort();
+  running?.control.abort();
+  return running?.done;
 }
 
 function busy(is) {
@@ -274,10 +298,11 @@ async function meter() {
     const used = part(pool.pages.running + pool.pages.kept);
     const read = pool.prompt_tokens.evaluated + pool.prompt_tokens.reused;
     const hits = read ? `, ${Math.round((100 * pool.prompt_tokens.reused) / read)} % of prompts reused` : "";
-    const more = document.createElement("span");
+    const unit = piece("span", "unit"), more = piece("span", "more");
+    unit.textContent = " tokens";
     more.textContent = `, ${sized(used * pool.bytes)} of ${sized(pool.bytes)} in ${pool.type_k}/${pool.type_v}${hits}`;
     const count = (tokens) => Math.round(tokens).toLocaleString("en");
-    $("meter-text").replaceChildren(`${count(used * pool.tokens)} of ${count(pool.tokens)} tokens`, more);
+    $("meter-text").replaceChildren(`${count(used * pool.tokens)} of ${count(pool.tokens)}`, unit, more);
     $("meter").title =
       `${pool.requests.running} running, ${pool.requests.waiting} waiting; ${pool.pages.shared} of ` +
       `${pool.pages.all} pages are shared`;
@@ -347,6 +372,10 @@ $("export").addEventListener("click", async () => {
 });
 setInterval(() => document.hidden || meter(), 2000);
 
-await refresh();
-if (conversations.length) select(conversations[0]);
 showModel();
+try {
+  await refresh();
+  if (conversations.length) await select(conversations[0]);
+} catch (error) {
+  notice(`Conversations can't be kept in this browser: ${error.message}`);
+}

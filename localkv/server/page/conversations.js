@@ -18,8 +18,16 @@ async function run(mode, act) {
   });
 }
 
+// An answer that was being written when it was stored last did not come to its end.
+function settled(conversation) {
+  for (const { variants = [] } of conversation.messages)
+    for (const one of variants.filter((variant) => variant.waiting))
+      Object.assign(one, { waiting: false, error: "This answer was cut: the page was closed." });
+  return conversation;
+}
+
 export async function all() {
-  const found = await run("readonly", (store) => store.getAll());
+  const found = (await run("readonly", (store) => store.getAll())).map(settled);
   return found.sort((a, b) => b.changed - a.changed);
 }
 
