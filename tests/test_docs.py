@@ -33,6 +33,11 @@ def test_commands_page_is_current() -> None:
     assert written == script("make_commands").page(), "run python docs/make_commands.py"
 
 
+def test_the_limits_of_requests_are_those_that_hold():
+    limits = script("make_limits")
+    assert limits.PAGE.read_text() == limits.page(), "run python docs/make_limits.py"
+
+
 def test_tables_of_models_are_current() -> None:
     tables = script("make_models_tables")
     assert set(EXAMPLES) == set(ARCHS)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from typing import cast
 
 from localkv.errors import ChatTemplateError, UsageError
 from localkv.loader.call_ids import with_ids
@@ -25,6 +27,8 @@ from localkv.loader.reasoning_tags import THINK_TAGS
 Message = Mapping[str, object]
 
 _WORD = "localkv-probe"
+_JSON_STEP = re.compile(r'\\.|["{}\[\],]', re.DOTALL)
+_LONGEST_CUT, _MOST_STEPS_BACK, _MOST_NESTED = 1 << 18, 16, 64
 _NULL = re.compile("None|null")
 
 
@@ -33,10 +37,10 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
 
     The role `developer` becomes `system` where the template has no such role. Parts of text become
     one text, with a line break between, where it reads texts only. Arguments of tool calls become
-    objects where it reads those, else JSON text. Calls without an id get one. Reasoning is there by
-    the names that templates read, as in transformers. A content that is null or not there is as the
-    template takes it; other fields that are null are left out, as are calls of which there are
-    none.
+    objects where it reads those, else JSON text; those of a call that was cut end where it did.
+    Calls without an id get one. Reasoning is there by the names that templates read, as in
+    transformers. A content that is null or not there is as the template takes it; other fields that
+    are null are left out, as are calls of which there are none.
 
     Raises:
         UsageError: a message is not one, or has a part that is not text.
@@ -146,10 +150,13 @@ def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
     if arguments is None or arguments == "":
         arguments = {}
     if isinstance(arguments, str):
+        text = arguments
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(text)
         except (ValueError, RecursionError):
-            raise UsageError(f"{where} is not JSON") from None
+            arguments = _completed(text)
+            if arguments is None:
+                raise UsageError(f"{where} is not JSON") from None
     if not isinstance(arguments, Mapping):
         raise UsageError(f"{where} is not an object")
     if _reads_objects(template):
@@ -158,6 +165,33 @@ def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
         return json.dumps(arguments, ensure_ascii=False)
     except (TypeError, RecursionError):
         raise UsageError(f"{where} holds something that is not JSON") from None
+
+
+def _completed(text: str) -> object:
+    """The object that a text is the beginning of: the arguments of a call that was cut, as far as
+    they go; None if it is the beginning of none."""
+    if not text.lstrip().startswith("{") or len(text) > _LONGEST_CUT:
+        return None
+    closing, is_inside = list[str](), False
+    ends = deque([(0, "{}")], maxlen=_MOST_STEPS_BACK)  # places to cut at, and what closes there
+    for match in _JSON_STEP.finditer(text):
+        step = match[0]
+        if step == '"':
+            is_inside = not is_inside
+        elif not is_inside and step in "{[":
+            closing.append("}" if step == "{" else "]")
+        elif not is_inside and step in "}]" and (not closing or closing.pop() != step):
+            return None
+        if len(closing) > _MOST_NESTED:
+            return None
+        ends.append((match.end() - (step == ","), '"' * is_inside + "".join(reversed(closing))))
+    if not closing:
+        return None
+    ends.append((len(text), ends[-1][1]))
+    for end, rest in reversed(ends):
+        with suppress(ValueError, RecursionError):
+            return cast("object", json.loads(text[:end] + rest, strict=False))
+    return {}
 
 
 def text_of(message: Message) -> str:

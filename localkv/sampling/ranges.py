@@ -7,7 +7,7 @@ the server's table of limits shows them; this module imports nothing, so that bo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEAST_TEMPERATURE = 1e-30
 """The lowest temperature above 0."""
@@ -16,10 +16,10 @@ MOST_BIAS = 1e30
 
 
 class Range(NamedTuple):
-    """From the least to the most, both included."""
+    """From the least to the most, both included; integers where the number is one."""
 
-    least: float
-    most: float
+    least: Any
+    most: Any
 
     def __str__(self) -> str:
         """As in "from 0 to 1e+09"."""

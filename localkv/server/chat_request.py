@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -14,10 +14,11 @@ from localkv.server.answers import Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
 from localkv.server.request_fields import RequestFields, grammar_for, place_of
-from localkv.server.request_record import current
+from localkv.server.request_record import warn
 from localkv.server.sampling_fields import stop_strings
 from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.tools import TOOL_CHOICES
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -57,15 +58,14 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
         goes_on = _ends_in_answer(body.messages)
     prompt = await front.conversation(
         body.messages,
-        tools=None if body.tool_choice == "none" else body.tools,
+        tools=asked_tools(body).shown,
         template_kwargs=_template_kwargs(body),
         enable_thinking=body.enable_thinking,
         reasoning_budget=body.thinking_budget_tokens,
         continue_final_message=bool(goes_on),
         add_generation_prompt=body.add_generation_prompt,
     )
-    if (record := current.get()) is not None:
-        record.warnings = (*record.warnings, *prompt.warnings)
+    warn(*prompt.warnings)
     return prompt
 
 
@@ -87,6 +87,123 @@ def _ends_in_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
+class AskedTools(NamedTuple):
+    """The functions of a request.
+
+    Attributes:
+        shown: that the model is told of; None for none.
+        allowed: that it may call.
+        choice: "auto", "required", "none", or the name of the one that it has to call.
+    """
+
+    shown: list[dict[str, Any]] | None
+    allowed: list[dict[str, Any]]
+    choice: str
+
+
+def asked_tools(body: ChatBody) -> AskedTools:
+    """The functions of a request, tools of other kinds left out with a warning.
+
+    Raises:
+        RequestError: a tool has no name, or one that is left out has to be called.
+    """
+    functions, others = list[dict[str, Any]](), dict[str, str]()
+    for i, tool in enumerate(body.tools or ()):
+        kind = tool.get("type") or "function"
+        function = tool.get("function", tool)
+        if kind != "function":
+            others[_name_of(tool) or str(kind)] = str(kind)
+        elif isinstance(function, dict) and isinstance(function.get("name"), str):
+            functions.append(tool)
+        else:
+            raise RequestError(400, f"tools[{i}] has no name")
+    choice, allowed = _tool_choice(body.tool_choice, functions, others)
+    if choice == "none":
+        return AskedTools(None, [], choice)
+    if choice == "required" and others and not allowed:
+        raise _no_function(", ".join(others), others.values())
+    if others:
+        warn(f"{_kinds(others.values())} are left out: only functions can be called here")
+    return AskedTools(functions or None, allowed, choice)
+
+
+def _tool_choice(
+    given: str | Mapping[str, Any] | None,
+    functions: list[dict[str, Any]],
+    others: Mapping[str, str],
+) -> tuple[str, list[dict[str, Any]]]:
+    """What has to be called (`AskedTools.choice`), and the functions that may be.
+
+    Args:
+        others: kinds of the tools that are no functions, by their names.
+
+    Raises:
+        RequestError: it is one of these, or `tool_choice` is no choice.
+    """
+    if given is None or isinstance(given, str):
+        if given and given in others:
+            raise _no_function(given, [others[given]])
+        return given or "auto", functions
+    kind = given.get("type") or "function"
+    if kind in TOOL_CHOICES:
+        return str(kind), functions
+    if kind == "allowed_tools":
+        of = given.get("allowed_tools")
+        of = of if isinstance(of, Mapping) else given
+        mode, tools = of.get("mode", "auto"), of.get("tools")
+        if mode not in ("auto", "required") or not isinstance(tools, list):
+            raise RequestError(
+                400,
+                "tool_choice: allowed_tools wants a mode, auto or required, and a list of tools",
+                extra={"param": "tool_choice"},
+            )
+        names = [_name_of(tool) or str(tool.get("type")) for tool in tools if tool]
+        known = {_name_of(tool): tool for tool in functions}
+        if unknown := [name for name in names if name not in known and name not in others]:
+            raise RequestError(
+                400,
+                f"tool_choice allows {unknown[0]!r:.100}, which is none of the tools",
+                extra={"param": "tool_choice"},
+            )
+        return mode, [known[name] for name in dict.fromkeys(names) if name in known]
+    name = _name_of(given)
+    if kind != "function" or name in others:
+        raise _no_function(name or str(kind), [str(others.get(name or "", kind))])
+    if not name:
+        raise RequestError(
+            400,
+            "tool_choice names no function",
+            'use "auto", "required", "none", or {"type": "function", "function": {"name": ...}}',
+            extra={"param": "tool_choice"},
+        )
+    return name, functions
+
+
+def _name_of(tool: Any) -> str | None:
+    """The name of a tool of any kind; some have it in an object that is named as the kind."""
+    if not isinstance(tool, Mapping):
+        return None
+    inner = tool.get(str(tool.get("type") or "function"), tool.get("function"))
+    name = (inner if isinstance(inner, Mapping) else tool).get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def _kinds(kinds: Iterable[str]) -> str:
+    """Kinds of tools in a few words."""
+    named = sorted(dict.fromkeys(kinds))
+    return f"tools of type {', '.join(named):.200}"
+
+
+def _no_function(name: str, kinds: Iterable[str]) -> RequestError:
+    """A call is required of what can't be called."""
+    return RequestError(
+        400,
+        f"tool_choice wants a call of {name:.100}, and {_kinds(kinds)} can't be called here",
+        "describe it as a function, or leave tool_choice out",
+        extra={"param": "tool_choice"},
+    )
+
+
 async def begun(front: Front, body: ChatBody) -> Answers:
     """Begin to answer a conversation.
 
@@ -95,16 +212,15 @@ async def begun(front: Front, body: ChatBody) -> Answers:
     """
     front.check_model(body.model)
     _check(body)
-    model = await front.model()
+    model, asked = await front.model(), asked_tools(body)
     family, tools, grammar = await front.apart(
         model.calls,
-        body.tools or (),
-        body.tool_choice or "auto",
+        asked.allowed,
+        asked.choice,
         parallel=body.parallel_tool_calls is not False,
         answer=await grammar_for(front, body),
     )
-    if (record := current.get()) is not None:
-        record.warnings = (*record.warnings, *tools.warnings)
+    warn(*tools.warnings)
     prompt = await rendered(front, body)
     n = body.n or 1
     logprobs = None
@@ -153,10 +269,6 @@ def _check(body: ChatBody) -> None:
         raise RequestError(400, "messages is empty", "send at least one")
     if body.top_logprobs and not body.logprobs:
         raise RequestError(400, "top_logprobs needs logprobs: true")
-    for i, tool in enumerate(body.tools or ()):
-        function = tool.get("function", tool)
-        if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
-            raise RequestError(400, f"tools[{i}] has no name")
     if body.functions:
         raise unsupported("functions", "use tools, which replaced it")
     others = set(body.modalities or ()) - {"text"}

@@ -10,8 +10,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO
@@ -21,7 +21,7 @@ from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.errors import LocalKVError
 from localkv.llm import LLM
 from localkv.server.places import placed
-from localkv.server.running_text import RunningText
+from localkv.server.running_text import RunningText, as_known
 from localkv.server.slot_states import SlotStates
 from localkv.server.wire import (
     WARM_UP,
@@ -94,19 +94,22 @@ class EngineServer:
             pass
 
     def _submit(self, message: Submit) -> None:
-        try:
+        with self._refusing(message.id):
             self.texts[message.id] = RunningText.begun(self.llm, message)
             self._events.append(Accepted(message.id))
-        except LocalKVError as error:
-            kind = type(error).__name__
-            self._events.append(Refused(message.id, kind, error.message, error.hint))
 
     def _act(self, action: SlotAction) -> None:
-        try:
+        with self._refusing(action.id):
             self._events.append(self._slots.act(action))
-        except LocalKVError as error:
-            kind = type(error).__name__
-            self._events.append(Refused(action.id, kind, error.message, error.hint))
+
+    @contextmanager
+    def _refusing(self, id: int) -> Iterator[None]:
+        """Let an error be the answer to this message: others know nothing of it."""
+        try:
+            yield
+        except Exception as error:
+            known = as_known(error)
+            self._events.append(Refused(id, type(known).__name__, known.message, known.hint))
 
     def _cancel(self, message: Cancel) -> None:
         if (text := self.texts.get(message.id)) is not None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -193,6 +194,7 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._texts = dict[int, Texts]()
         self._numbers = count(1)
+        self._moved = time.monotonic()
         self._loaded = asyncio.Event()
         self._failure: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -211,6 +213,11 @@ class EngineClient:
     def n_open(self) -> int:
         """Texts that have not ended."""
         return len(self._texts)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long nothing has come of the work that the engine has; 0 if it has none."""
+        return time.monotonic() - self._moved if self._texts else 0.0
 
     async def start(self) -> None:
         """Start the process; it begins to load.
@@ -253,18 +260,18 @@ class EngineClient:
         return self._failure or EngineStoppedError("the engine was stopped")
 
     def submit(self, requests: Sequence[Submit]) -> Texts:
-        """Let texts go on, which have no numbers yet.
+        """Let texts go on, which have no numbers yet: all of them, or none.
 
         Raises:
             EngineStoppedError: the engine is not running.
         """
-        ids = [next(self._numbers) for _ in requests]
-        texts = Texts(self, ids)
-        for id, request in zip(ids, requests, strict=True):
-            self._texts[id] = texts
-            numbered = _numbered(request, id)
-            self._send(numbered)
-            self.open.add(numbered)
+        numbered = [_numbered(request, next(self._numbers)) for request in requests]
+        texts = Texts(self, [one.id for one in numbered])
+        self._send(*numbered)  # what can fail comes before anything is counted
+        self._began_to_wait()
+        for one in numbered:
+            self._texts[one.id] = texts
+            self.open.add(one)
         return texts
 
     async def act(self, action: SlotAction) -> SlotDone:
@@ -275,9 +282,11 @@ class EngineClient:
             LocalKVError: it can't be done.
         """
         id = next(self._numbers)
-        texts = self._texts[id] = Texts(self, [id])
+        texts = Texts(self, [id])
+        self._send(msgspec.structs.replace(action, id=id))
+        self._began_to_wait()
+        self._texts[id] = texts
         try:
-            self._send(msgspec.structs.replace(action, id=id))
             await texts.begun()
             [(_, event)] = await anext(texts)
             assert isinstance(event, SlotDone)
@@ -308,13 +317,20 @@ class EngineClient:
                 self._process.kill()
             await self._reading
 
-    def _send(self, message: Message) -> None:
+    def _send(self, *messages: Message) -> None:
+        """Send messages, all of them or none."""
         if self._process is None or self._failure is not None:
             raise EngineStoppedError("the engine is not running")
         assert self._process.stdin is not None
+        data = b"".join(map(framed, messages))
         # uvloop's, if the process has just died: `_conclude` will tell all that wait
         with suppress(RuntimeError):
-            self._process.stdin.write(framed(message))
+            self._process.stdin.write(data)
+
+    def _began_to_wait(self) -> None:
+        """Something is asked for; the engine has no work before it."""
+        if not self._texts:
+            self._moved = time.monotonic()
 
     async def _read(self) -> None:
         """Hand on what the process says until it ends."""
@@ -332,6 +348,8 @@ class EngineClient:
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Step):
+            if message.status.n_steps != self.status.n_steps:
+                self._moved = time.monotonic()
             for event in message.events:
                 self._hand_on(event)
             self.status = message.status
@@ -349,6 +367,7 @@ class EngineClient:
         texts = self._texts.get(event.id)
         if texts is None:
             return
+        self._moved = time.monotonic()
         if isinstance(event, Ended | Refused):
             del self._texts[event.id]
         texts.put(event)

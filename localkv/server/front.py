@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import SamplingParams
+from localkv.sampling.ranges import RANGES
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.observed_texts import ObservedTexts
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from localkv.server.access_log import AccessLog
     from localkv.server.metrics import Metrics
 
+MOST_TOLD = 100
+"""Warnings of requests that the server's log has: strangers can't fill it."""
+
 T = TypeVar("T")
+
+STALLED_SECONDS = 120.0
+"""An engine that has work and makes no step for so long stands still. A step with a part of a
+prompt may take a minute where the model is large and the machine slow."""
 
 
 class Front:
@@ -56,6 +64,7 @@ class Front:
         self._model: PromptModel | None = None
         self._error: LocalKVError | None = None
         self._model_ready = asyncio.Event()
+        self._told = set[str]()
 
     async def load(self) -> None:
         """Build the tokenizer, and metrics, beside the event loop."""
@@ -104,6 +113,32 @@ class Front:
                 extra={"progress": self.supervisor.progress},
             )
         return facts
+
+    def tell_once(self, warnings: Sequence[str]) -> None:
+        """Tell whoever started the server what has no effect in requests, each line once."""
+        for line in warnings:
+            if line not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(line)
+                self.supervisor.say(f"warning: {printable(line)}")
+
+    def check_progress(self) -> None:
+        """Refuse if no request can be answered: the engine is not there, or stands still.
+
+        A server that has much to do, and does it, is well.
+
+        Raises:
+            RequestError: 503, with the reason.
+        """
+        self.facts  # noqa: B018  # raises 503
+        client = self.supervisor.client
+        if (seconds := client.stalled_seconds) > STALLED_SECONDS:
+            raise RequestError(
+                503,
+                f"the engine has {counted(client.n_open, 'request')}, and has not made a step for "
+                f"{seconds:.0f} s",
+                "restart the server",
+                headers={"retry-after": "30"},
+            )
 
     async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call what takes long in a thread.
@@ -209,13 +244,16 @@ class Front:
             requests = [msgspec.structs.replace(one, salt=record.key) for one in requests]
         try:
             texts = client.submit(requests)
-            texts.end_after(self.settings.timeout)
-            if self.metrics is not None:
-                n_prompts = dict(zip(texts.ids, (len(one.ids) for one in requests), strict=True))
-                texts.observer = ObservedTexts(self.metrics, record, n_prompts)
             try:
+                texts.end_after(self.settings.timeout)
+                if self.metrics is not None:
+                    lengths = (len(one.ids) for one in requests)
+                    n_prompts = dict(zip(texts.ids, lengths, strict=True))
+                    texts.observer = ObservedTexts(self.metrics, record, n_prompts)
                 await texts.begun()
-            except asyncio.CancelledError:
+                if record is not None:
+                    record.at_end.append(texts.close)
+            except BaseException:
                 texts.close()
                 raise
         except LocalKVError as error:
@@ -256,7 +294,8 @@ def with_seed(request: Submit, number: int) -> Submit:
     seed = request.params.seed
     if not number or seed is None or seed < 0:
         return request
-    return msgspec.structs.replace(request, params=replace(request.params, seed=seed + number))
+    seed = (seed + number) % (RANGES["seed"].most + 1)
+    return msgspec.structs.replace(request, params=replace(request.params, seed=seed))
 
 
 def opening_of(prompt: ChatPrompt) -> Opening:

@@ -8,7 +8,7 @@ all of it as a table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -230,10 +230,10 @@ def _type_at(kind: type, steps: Iterable[str]) -> inspect.Type | None:
             if isinstance(one, inspect.StructType) and step in (fields := _fields(one.cls)):
                 found = fields[step]
                 break
-            if isinstance(one, inspect.ListType) and step.startswith("["):
+            if isinstance(one, inspect.ListType) and step[1:-1].isdecimal():
                 found = one.item_type
                 break
-            if isinstance(one, inspect.DictType):
+            if isinstance(one, inspect.DictType) and step == "[...]":
                 found = one.value_type
                 break
         else:
@@ -258,9 +258,9 @@ def _described(kind: inspect.Type, article: str, plural: str) -> str:
             return "true or false"
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(map(str, values))
-        case inspect.ListType(item_type=item, max_length=most):
+        case inspect.ListType(item_type=item, min_length=least, max_length=most):
             items = " or ".join(_described(one, "", "s") for one in _members(item))
-            count = "" if most is None else f"up to {most:,} "
+            count = "" if most is None else f"{'' if least == most else 'up to '}{most:,} "
             return f"{article}list{plural} of {count}{items}"
         case inspect.DictType(max_length=most):
             start = "an object" if article else "objects"
@@ -268,6 +268,40 @@ def _described(kind: inspect.Type, article: str, plural: str) -> str:
         case inspect.StructType():
             return "an object" if article else "objects"
     return "anything" if article else "items"
+
+
+def table(kinds: Iterable[type]) -> list[str]:
+    """All limits of bodies as a table in Markdown, for the documentation."""
+    wanted = dict[str, list[str]]()
+    for kind in kinds:
+        for name, words in _rows(inspect.type_info(kind)):
+            if words not in wanted.setdefault(name, []):
+                wanted[name].append(words)
+    for one in BESIDES:
+        if one.wanted not in wanted[one.field]:
+            wanted[one.field].append(one.wanted)
+    by_words = dict[str, list[str]]()
+    for name, several in sorted(wanted.items()):
+        by_words.setdefault("; ".join(several), []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {words} |" for words, names in by_words.items()]
+    return ["| Field | What it may be |", "|---|---|", *rows]
+
+
+def _rows(kind: inspect.Type) -> Iterator[tuple[str, str]]:
+    """Every field with a limit, in a type and the types in it, and what it may be."""
+    for one in _members(kind):
+        if isinstance(one, inspect.ListType):
+            yield from _rows(one.item_type)
+        elif isinstance(one, inspect.StructType):
+            for name, of_field in _fields(one.cls).items():
+                yield from _rows(of_field)
+                if any(_has_limit(member) for member in _members(of_field)):
+                    yield name, described(of_field)
+
+
+def _has_limit(kind: inspect.Type) -> bool:
+    names = ("ge", "le", "max_length")
+    return any(getattr(kind, name, None) is not None for name in names)
 
 
 def _between(least: float | None, most: float | None) -> str:

@@ -99,6 +99,8 @@ class _Engine(Collector):
         status, facts = self._supervisor.client.status, self._supervisor.facts
         yield _gauge("localkv_requests_running", "Requests that run.", status.running)
         yield _gauge("localkv_requests_waiting", "Requests that wait.", status.waiting)
+        n_open = self._supervisor.client.n_open
+        yield _gauge("localkv_texts_open", "Texts that have not ended.", n_open)
         yield _gauge("localkv_engine_up", "Whether the model is loaded.", facts is not None)
         pages = GaugeMetricFamily(
             "localkv_cache_pages",

@@ -46,12 +46,15 @@ class Recorder:
                 headers["x-request-id"] = record.id
                 if record.warnings:
                     headers[WARNING] = _as_header("; ".join(record.warnings))
+                    self._front.tell_once(record.warnings)
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
         finally:
             current.reset(token)
+            for end in record.at_end:
+                end()
             record.status = record.status or LOST
             if self._front.metrics is not None:
                 self._front.metrics.answered(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class RequestRecord:
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
+        at_end: called when nothing more is sent, however that came; ends what is still open.
     """
 
     id: str
@@ -33,6 +35,7 @@ class RequestRecord:
     n_generated: int = 0
     ended: str = ""
     warnings: tuple[str, ...] = ()
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -43,6 +46,12 @@ class RequestRecord:
 
 current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 """The request that a task answers."""
+
+
+def warn(*lines: str) -> None:
+    """Note, for the header and the log, what of the request has no effect."""
+    if (record := current.get()) is not None:
+        record.warnings = tuple(dict.fromkeys((*record.warnings, *lines)))
 
 
 def request_id(given: str) -> str:

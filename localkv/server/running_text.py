@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 from localkv.engine.api.text_model import TextModel
 from localkv.engine.text.stream import TextStream
 from localkv.errors import LocalKVError
@@ -82,8 +85,8 @@ class RunningText:
         error = None
         try:
             text = self.stream.read(self._is_ready)
-        except LocalKVError as problem:
-            text, error = None, str(problem)
+        except Exception as problem:
+            text, error = None, str(as_known(problem))
         events = self._reading()
         has_ended = text is None or self._generation.finish_reason is not None
         if text or self._logprobs_are_new() or (has_ended and self._untold()):
@@ -144,6 +147,15 @@ class RunningText:
             stop=self.stream.stop_string,
             error=error,
         )
+
+
+def as_known(error: Exception) -> LocalKVError:
+    """An error as its request is told of it: of a bug its place, as its text may be private."""
+    if isinstance(error, LocalKVError):
+        return error
+    places = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = "".join(f" in {Path(at.filename).name}, line {at.lineno}" for at in places)
+    return LocalKVError(f"the engine has a bug: {type(error).__name__}{where}")
 
 
 def chat_prompt(ids: list[int], chat: Opening) -> ChatPrompt:

@@ -188,13 +188,14 @@ def test_whose_pages_are_spare_within_two_steps(load: Load, state: str, way: str
     check_pages(batch.engine.cache)
 
 
-def test_nan_ends_one_alone(load: Load) -> None:
+@pytest.mark.parametrize("error", [LocalKVError("NaN"), OverflowError("NaN"), MemoryError("NaN")])
+def test_what_goes_wrong_while_one_is_drawn_ends_it_alone(load: Load, error: Exception) -> None:
     model = load("llama")
     batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=2), n_batch=64))
 
     class Failing(Sampler):
         def sample(self, logits: object) -> int:
-            raise LocalKVError("the model produced NaN or infinite logits")
+            raise error
 
     failing = Failing(SamplingParams(), n_vocab=N_IDS)
     ids = [5, 6, 7]
@@ -202,7 +203,7 @@ def test_nan_ends_one_alone(load: Load) -> None:
         batch.generate(ids, sampler=failing, max_tokens=5),
         batch.generate(ids, sampler=sampler(model, 1), max_tokens=5),
     ]
-    with pytest.raises(LocalKVError, match="NaN"):
+    with pytest.raises(type(error), match="NaN"):
         next(both[0])
     assert both[0].finish_reason == "cancelled"
     assert list(both[1]) == alone(model, CACHE, ids, 1, 5)

@@ -363,7 +363,7 @@ def test_no_reasoning_at_all() -> None:
         ([{**CALLS, "tool_calls": "x"}], {}, r"messages\[0\].tool_calls is a str, not a list"),
         ([{**CALLS, "tool_calls": [3]}], {}, r"messages\[0\].tool_calls\[0\] has no function"),
         (
-            [{**CALLS, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            [{**CALLS, "tool_calls": [{"function": {"name": "f", "arguments": "{]"}}]}],
             {},
             r"messages\[0\].tool_calls\[0\].function.arguments is not JSON",
         ),

@@ -18,7 +18,6 @@ from localkv.engine.requests.cost_model import StepShape
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.scheduler import Part, Rows, Scheduler, SchedulerConfig
 from localkv.engine.speculation.prices import Prices
-from localkv.errors import LocalKVError
 
 LEARN_FROM = 8
 """One of so many steps without a prompt teaches the cost model; all with one do."""
@@ -228,7 +227,7 @@ class StepRunner:
                     n_right = generation.draw_verified(rows, drafts)
                 else:
                     generation.draw(rows[0])
-            except LocalKVError as error:
+            except Exception as error:  # this request's; the others go on
                 generation.fail(error)
             self.stats.n_generated += len(request.text.ids) - n_before
             if drafts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated, Any, Literal
@@ -20,11 +21,14 @@ from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
 from localkv.server.json_body import decoded, takes
 from localkv.server.parts import Part, PartEvent, Parts
+from localkv.server.request_record import warn
 from localkv.server.wire import Ended
 
 BILLING = "x-anthropic-billing-header"
 """How a block begins that Claude Code puts first, with another value in each request: it says
 nothing to a model, and no prompt would begin like an earlier one."""
+_OF_OTHER_TOOLS = re.compile(r"\w{1,40}_tool_(use|result)")
+"""Blocks of tools that ran on Anthropic's servers, such as `server_tool_use`."""
 ERROR_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 """Where Anthropic's names are others."""
 NATIVE_TYPES = {
@@ -47,7 +51,7 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    name: limits.Name
+    name: limits.Name | None = None
     description: str | None = None
     input_schema: limits.Object | None = None
     type: limits.Word | None = None
@@ -92,7 +96,7 @@ def chat_body(body: CountBody) -> ChatBody:
     chat = ChatBody(
         messages=messages,
         model=body.model,
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
         continue_final_message=is_begun or None,
     )
     if (choice := body.tool_choice) is not None:
@@ -116,9 +120,15 @@ def _system(system: str | list[dict[str, Any]] | None) -> str:
     return "\n".join(text for text in texts if text and not text.startswith(BILLING))
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: Tool, where: str) -> dict[str, Any]:
+    """A tool as the chat API has it; one that Anthropic's servers run, or know the schema of, is
+    no function."""
     if tool.input_schema is None:
-        raise unsupported(f"the tool {tool.type or tool.name!r}", "tools need an input_schema")
+        if tool.type in (None, "custom"):
+            raise RequestError(400, f"{where} has no input_schema", extra={"param": "tools"})
+        return {"type": tool.type, "name": tool.name}
+    if tool.name is None:
+        raise RequestError(400, f"{where} has no name", extra={"param": "tools"})
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -146,6 +156,8 @@ def _messages(message: Message) -> list[dict[str, Any]]:
             )
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
+        elif isinstance(kind, str) and _OF_OTHER_TOOLS.fullmatch(kind):
+            warn(f"blocks of type {kind} are left out: only functions can be called here")
         elif kind != "redacted_thinking":
             texts.append(_text(block))
     one: dict[str, Any] = {"role": message.role, "content": "".join(texts)}

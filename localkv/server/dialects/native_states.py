@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -47,7 +48,11 @@ async def slot_action(front: Front, request: Request) -> Response:
     name = decoded(body, StateBody).filename if action != "erase" else ""
     path = "" if action == "erase" else str(_path(folder, name, is_there=action == "restore"))
     try:
-        done = await front.supervisor.client.act(SlotAction(0, action, place, path))
+        async with asyncio.timeout(front.settings.timeout):
+            done = await front.supervisor.client.act(SlotAction(0, action, place, path))
+    except TimeoutError:
+        seconds = front.settings.timeout
+        raise RequestError(504, f"the request took more than {seconds:g} s") from None
     except LocalKVError as error:
         raise _without_folder(as_request_error(error), folder) from None
     answers: dict[str, dict[str, Any]] = {

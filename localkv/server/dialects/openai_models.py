@@ -12,8 +12,8 @@ from localkv.server.json_answer import json_response
 
 
 async def health(front: Front, request: Request) -> Response:
-    """GET /health: 200 once the model is loaded, 503 before."""
-    front.facts  # noqa: B018  # raises 503
+    """GET /health: 200 once the model is loaded, 503 before, and while nothing goes on."""
+    front.check_progress()
     return json_response({"status": "ok"})
 
 

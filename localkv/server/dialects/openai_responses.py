@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -20,10 +22,13 @@ from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
 from localkv.server.json_body import decoded, takes
 from localkv.server.parts import Part, PartEvent, Parts
+from localkv.server.request_record import warn
 from localkv.server.running_timings import RunningTimings
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Reading
 
+_OF_OTHER_TOOLS = re.compile(r"mcp_\w{1,40}|\w{1,40}_call(_output)?")
+"""What OpenAI's servers did before this one was asked, such as `web_search_call`."""
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 """Parts of a content that are text."""
 
@@ -107,8 +112,9 @@ def _check(body: ResponsesBody) -> None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise unsupported(f"a tool of type {tool.get('type')!r:.60}", "only function is there")
+    """A tool as the chat API has it; those that are no functions stay as they are."""
+    if tool.get("type", "function") != "function":
+        return tool
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
@@ -140,15 +146,20 @@ def _messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary")
             _own(messages)["reasoning_content"] = _text(parts)
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item.get("arguments") or "{}"
+            if kind == "custom_tool_call":  # another server's: its input is any text
+                arguments = json.dumps({"input": item.get("input")})
+            function = {"name": item.get("name"), "arguments": arguments}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             _own(messages).setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _text(item.get("output"))
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             )
+        elif isinstance(kind, str) and _OF_OTHER_TOOLS.fullmatch(kind):
+            warn(f"an input of type {kind} is left out: only functions can be called here")
         else:
             raise unsupported(f"an input of type {kind!r:.60}", "messages and function calls are")
     return messages
