@@ -135,7 +135,6 @@ def _claude(server: ServerAddress) -> str:
         "CLAUDE_CODE_SUBAGENT_MODEL": server.model,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.n_output),
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

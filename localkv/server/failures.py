@@ -25,6 +25,9 @@ TYPES = {
 }
 """`type` of an error by its status; llama-server's names, OpenAI's where that has none."""
 
+CONTEXT_ERROR = "exceed_context_size_error"
+"""The type of an error about a prompt that does not fit."""
+
 
 class RequestError(LocalKVError):
     """A request can't be answered.
@@ -79,7 +82,7 @@ def context_error(n_prompt: int, n_ctx: int, *, everybody: int | None = None) ->
         "shorten the prompt, or start the server with a larger -c"
         if everybody is None
         else "shorten the prompt, or start the server with a larger --cache-tokens",
-        type="exceed_context_size_error",
+        type=CONTEXT_ERROR,
         extra={"n_prompt_tokens": n_prompt, "n_ctx": room},
     )
 

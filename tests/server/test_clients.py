@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from support.conversations import ANSWERS, CONVERSATIONS, FILES
 from support.paths import DATA, TESTS
 from support.server import RunningServer
+
+REQUESTS = json.loads((DATA / "agent_requests.json").read_text())
+"""What agents send, by their names."""
+AGENTS = {"claude": "Read", "codex": "exec_command", "opencode": "The number is 4711."}
+"""What the answer to each of them has."""
+REQUIRED: dict[str, Any] = {"claude": {"type": "any"}, "codex": "required", "opencode": "required"}
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +37,21 @@ def test_two_turns_with_a_tool(scripted: RunningServer, client: str, streams: bo
     talk = CONVERSATIONS[client](scripted.url, "tales", streams=streams)
     assert talk.calls == list(FILES)
     assert talk.answers == ANSWERS
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_what_an_agent_sends_is_answered(scripted: RunningServer, agent: str):
+    path, body = REQUESTS[agent]["path"], REQUESTS[agent]["body"]
+    assert body["stream"]
+    status, events = scripted.post(path, body)
+    assert status == 200
+    assert "event: error" not in events
+    status, answer = scripted.post(path, {**body, "stream": False})
+    assert status == 200
+    assert AGENTS[agent] in json.dumps(answer)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_tools_of_an_agent_can_be_required(scripted: RunningServer, agent: str):
+    body = {**REQUESTS[agent]["body"], "stream": False, "tool_choice": REQUIRED[agent]}
+    assert scripted.post(REQUESTS[agent]["path"], body)[0] == 200

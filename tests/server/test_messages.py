@@ -77,6 +77,12 @@ def test_a_header_that_changes_with_each_request_is_left_out(claude: anthropic.A
     assert again.cache_read_input_tokens > again.input_tokens
 
 
+def test_a_prompt_that_does_not_fit_is_refused_in_anthropics_words(claude: anthropic.Anthropic):
+    said = r"prompt is too long: \d+ tokens > 2048 maximum"  # Claude Code reads both numbers
+    with pytest.raises(anthropic.BadRequestError, match=said):
+        claude.messages.create(**{**ASK, "messages": [{"role": "user", "content": "dog " * 3000}]})
+
+
 def test_an_image_is_refused_by_name(claude: anthropic.Anthropic):
     image = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     with pytest.raises(anthropic.APIStatusError, match="image") as error:

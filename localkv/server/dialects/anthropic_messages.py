@@ -16,7 +16,7 @@ from localkv.server import limits
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun, rendered
 from localkv.server.event_stream import event, event_stream
-from localkv.server.failures import RequestError, unsupported
+from localkv.server.failures import CONTEXT_ERROR, RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
 from localkv.server.json_body import decoded, takes
@@ -320,7 +320,11 @@ def failure(error: RequestError) -> dict[str, Any]:
     if error.status == 400:
         kind = "invalid_request_error"
     kind = ERROR_TYPES.get(error.status, kind)
-    return {"type": "error", "error": {"type": kind, "message": str(error), **error.extra}}
+    message = str(error)
+    if error.type == CONTEXT_ERROR:  # Anthropic's words, by which Claude Code knows what to do
+        said = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
+        message = f"{said.format_map(error.extra)} ({error.hint})"
+    return {"type": "error", "error": {"type": kind, "message": message, **error.extra}}
 
 
 def _refused(error: RequestError) -> Response:
