@@ -128,6 +128,11 @@ def _run(
         )
     params = sampling_params(values, escape=escape)
     template_options = chat_arguments(values, escape=escape)
+    budget, effort = values["reasoning_budget"], template_options["reasoning_effort"]
+    if effort == "none":
+        budget = 0
+    elif effort is not None:
+        template_options["template_kwargs"].setdefault("reasoning_effort", effort)
     template = None
     if chat_template_file is not None:
         template = read_file(chat_template_file, "the chat template")
@@ -168,7 +173,7 @@ def _run(
             stop=tuple(map(unescape, stop)) if escape else stop,
             ignore_eos=ignore_eos,
             think=values["think"],
-            reasoning_budget=values["reasoning_budget"],
+            reasoning_budget=budget,
             prefill=template_options["prefill"],
             template_kwargs=template_options["template_kwargs"],
             tools=template_options["tools"],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from localkv.errors import UsageError
+from localkv.errors import ChatTemplateError, UsageError
 from localkv.loader.channels import in_channels, writes_channels
 from localkv.loader.chat_messages import Message, checked_tools, messages_for
 from localkv.loader.chat_roles import in_turns
@@ -19,12 +20,16 @@ from localkv.loader.chat_template import (
 )
 from localkv.loader.reasoning_tags import (
     CHANNELS,
+    EFFORTS,
     REASONING_TAGS,
     THINK_TAGS,
     ReasoningTags,
     tags_at_end,
     tags_at_start,
 )
+
+EFFORT = "reasoning_effort"
+"""The variable by which some templates, gpt-oss's first, are told how much the model reasons."""
 
 _RESERVED = (
     "messages",
@@ -72,6 +77,7 @@ def chat_prompt(
     template_kwargs: Mapping[str, object] | None = None,
     enable_thinking: bool | None = None,
     reasoning_budget: int | None = None,
+    reasoning_effort: str | None = None,
     prefill: str = "",
     continued: str = "",
     continue_final_message: bool | str = False,
@@ -98,6 +104,8 @@ def chat_prompt(
     budget = _checked_budget(reasoning_budget)
     variables = _variables(template, template_kwargs, enable_thinking)
     switch = template.think_switch
+    if reasoning_effort is not None:
+        budget = _with_effort(tokenizer, template, variables, reasoning_effort, budget)
     if budget == 0 and switch is not None and switch not in variables:
         variables[switch] = False
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
@@ -127,6 +135,33 @@ def chat_prompt(
         reasoning_budget=budget,
         warnings=warnings,
     )
+
+
+def _with_effort(
+    tokenizer: ChatTokenizer,
+    template: ChatTemplate,
+    variables: dict[str, Any],
+    effort: str,
+    budget: int | None,
+) -> int | None:
+    """Set the variables for an effort of reasoning; the budget that it leaves.
+
+    "none" switches reasoning off and ends it at once; a model that has none needs neither. Others
+    are the template's to read.
+    """
+    if effort not in EFFORTS:
+        raise UsageError(f"{EFFORT} is {effort!r:.60}", hint=f"one of {', '.join(EFFORTS)}")
+    if effort != "none":
+        variables.setdefault(EFFORT, effort)
+        return budget
+    if variables.get(template.think_switch or THINK):
+        raise UsageError(f"{EFFORT} is none, and reasoning is switched on")
+    if template.think_switch is None and EFFORT not in variables and template.reads(EFFORT):
+        with suppress(ChatTemplateError):  # some refuse the word
+            template.render([{"role": "user", "content": "a"}], reasoning_effort=effort)
+            variables[EFFORT] = effort
+    is_known = template.think_switch is not None or _knows_reasoning(tokenizer, template)
+    return 0 if is_known else budget
 
 
 def _check_beginnings(

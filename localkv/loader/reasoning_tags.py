@@ -39,6 +39,9 @@ REASONING_TAGS = (
     CHANNELS,
 )
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model reasons, in the words of OpenAI and Anthropic; templates read some of them."""
+
 ANSWER_TAGS = (
     ReasoningTags("<response>", "</response>"),  # Granite 3, Ernie
     ReasoningTags("<answer>", "</answer>"),  # Hunyuan

@@ -37,7 +37,7 @@ class ChatBody(RequestFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: limits.Variables | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
-    reasoning_effort: limits.Word | None = None
+    reasoning_effort: limits.Effort | None = None
     enable_thinking: bool | None = None
     thinking_budget_tokens: limits.Budget | None = None
     add_generation_prompt: bool | None = None
@@ -53,14 +53,16 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
     Raises:
         RequestError: the template refuses it.
     """
+    limits.check_variables(body.chat_template_kwargs)
     goes_on = body.continue_final_message
     if goes_on is None and front.settings.prefills and not body.add_generation_prompt:
         goes_on = _ends_in_answer(body.messages)
     prompt = await front.conversation(
         body.messages,
         tools=asked_tools(body).shown,
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=body.chat_template_kwargs,
         enable_thinking=body.enable_thinking,
+        reasoning_effort=body.reasoning_effort,
         reasoning_budget=body.thinking_budget_tokens,
         continue_final_message=bool(goes_on),
         add_generation_prompt=body.add_generation_prompt,
@@ -249,14 +251,6 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         for _ in range(n)
     ]
     return Answers(texts, readers, prompt.text, len(prompt.ids))
-
-
-def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
-    """Variables of the template; `reasoning_effort` is one that gpt-oss's reads."""
-    limits.check_variables(body.chat_template_kwargs)
-    if body.reasoning_effort is None:
-        return body.chat_template_kwargs
-    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
 def _check(body: ChatBody) -> None:

@@ -29,6 +29,10 @@ CONTEXT_ERROR = "exceed_context_size_error"
 """The type of an error about a prompt that does not fit."""
 
 
+FINAL = (500, 501, 504)
+"""Statuses that client libraries take for a reason to ask again, and that would only come again."""
+
+
 class RequestError(LocalKVError):
     """A request can't be answered.
 
@@ -56,6 +60,8 @@ class RequestError(LocalKVError):
         self.type = type or TYPES.get(status, "server_error")
         self.extra = dict(extra or {})
         self.headers = dict(headers or {})
+        if status in FINAL:
+            self.headers["x-should-retry"] = "false"  # as OpenAI's and Anthropic's servers say it
 
     @property
     def fields(self) -> dict[str, Any]:

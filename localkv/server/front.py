@@ -79,6 +79,7 @@ class Front:
                 chat_template=options.chat_template,
                 reasoning=self.settings.reasoning,
                 reasoning_budget=self.settings.reasoning_budget,
+                reasoning_effort=self.settings.reasoning_effort,
             )
             for line in self._model.warnings:
                 self.supervisor.say(f"warning: {line}")

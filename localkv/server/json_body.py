@@ -10,9 +10,13 @@ import msgspec
 
 from localkv.server.failures import RequestError
 from localkv.server.limits import type_error
+from localkv.server.other_fields import check_others
 
 MOST_NESTED = 64
 """Levels of objects and lists in a body."""
+
+_WHOLE_WANTED = re.compile(r"Expected `(.* )?int( .*)?`, got `float`")
+_LARGEST_WHOLE = 2**53
 
 T = TypeVar("T", bound=msgspec.Struct)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,10 +50,28 @@ def decoded(body: bytes, kind: type[T]) -> T:
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise type_error(error, kind, body) from None
+        if not _WHOLE_WANTED.match(str(error)):
+            raise type_error(error, kind, body) from None
+        try:
+            value = msgspec.convert(_whole(msgspec.json.decode(body)), kind)
+        except msgspec.ValidationError as other:
+            raise type_error(other, kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
+    if "stream" in kind.__struct_fields__:
+        check_others(body, kind)
     return value
+
+
+def _whole(value: Any) -> Any:
+    """A value with its floats that are whole numbers, such as 20.0, as integers: to JSON they are,
+    and ollama's clients send them."""
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_WHOLE
+    return int(value) if is_whole else value
 
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, inspect
@@ -69,6 +69,8 @@ Name: TypeAlias = Annotated[str, Meta(max_length=512)]
 """A model, tool, file or field."""
 Word: TypeAlias = Annotated[str, Meta(max_length=64)]
 """One of a few words, as the effort of reasoning."""
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model reasons; `reasoning_tags.EFFORTS`."""
 StopString: TypeAlias = Annotated[str, Meta(max_length=512)]
 Stops: TypeAlias = Annotated[list[StopString], Meta(max_length=16)]
 Breaker: TypeAlias = Annotated[str, Meta(max_length=LONGEST_BREAKER)]
@@ -80,6 +82,9 @@ Biases: TypeAlias = Annotated[dict[Word, Bias | bool], Meta(max_length=4096)]
 BiasPairs: TypeAlias = Annotated[
     list[Annotated[list[Any], Meta(min_length=2, max_length=2)]], Meta(max_length=4096)
 ]
+Choice: TypeAlias = Annotated[str, Meta(max_length=4096)]
+TextChoices: TypeAlias = Annotated[list[Choice], Meta(min_length=1, max_length=1024)]
+"""Texts of which an answer is one."""
 GrammarText: TypeAlias = Annotated[str, Meta(max_length=1 << 19)]
 
 Object: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=512)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localkv.engine.api.tokenized_model import TokenizedModel
-from localkv.loader.chat_prompt import ChatPrompt
+from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
@@ -31,6 +31,7 @@ class PromptModel(TokenizedModel):
         chat_template: a Jinja template instead of the file's own.
         reasoning: whether the model reasons where a request says nothing, one of `REASONING`.
         reasoning_budget: most tokens of it, where a request says nothing; -1 sets no limit.
+        reasoning_effort: how much it reasons, where a request says nothing; one of `EFFORTS`.
 
     Attributes:
         warnings: one line for each argument that has no effect.
@@ -47,6 +48,7 @@ class PromptModel(TokenizedModel):
         chat_template: str | None = None,
         reasoning: str = "auto",
         reasoning_budget: int = -1,
+        reasoning_effort: str | None = None,
     ) -> None:
         start_ahead()
         self.gguf = open_gguf(path)
@@ -54,6 +56,7 @@ class PromptModel(TokenizedModel):
         self.tokenizer  # noqa: B018  # built now, so that no request waits for it
         self._own = None if chat_template is None else self.chat_template_from(chat_template)
         self._reasoning, self._reasoning_budget = reasoning, reasoning_budget
+        self._effort = reasoning_effort
         template = self.template
         self.warnings = list[str]()
         if reasoning != "auto" and template is not None and template.think_switch is None:
@@ -99,9 +102,17 @@ class PromptModel(TokenizedModel):
         """
         if options.get("reasoning_budget") is None and self._reasoning_budget >= 0:
             options["reasoning_budget"] = self._reasoning_budget
-        if options.get("enable_thinking") is None:
+        if options.get("reasoning_effort") is None:
+            options["reasoning_effort"] = self._effort_for(options)
+        if options.get("enable_thinking") is None and options["reasoning_effort"] != "none":
             options["enable_thinking"] = self._thinks(options)
         return self.chat_prompt(messages, template=self._own, **options)
+
+    def _effort_for(self, options: Mapping[str, Any]) -> str | None:
+        """How much the model reasons where a request does not say so, unless it says whether."""
+        variables = {THINK, EFFORT} & set(options.get("template_kwargs") or {})
+        says_whether = options.get("enable_thinking") is not None or bool(variables)
+        return None if self._effort == "none" and says_whether else self._effort
 
     def _thinks(self, options: Mapping[str, Any]) -> bool | None:
         """What the switch for reasoning is set to, where a request does not; None leaves it."""

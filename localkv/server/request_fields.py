@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from localkv.server import limits
-from localkv.server.failures import RequestError
+from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.sampling_fields import SamplingFields, stop_strings
-from localkv.server.structure import grammar_of
+from localkv.server.structure import STRUCTURE, grammar_of
 from localkv.structured.grammar import Grammar
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's field for what a text has to be: one of these."""
+
+    json: limits.Object | limits.GrammarText | None = None
+    regex: limits.GrammarText | None = None
+    choice: limits.TextChoices | None = None
+    grammar: limits.GrammarText | None = None
+    json_object: bool | None = None
+    structural_tag: limits.Object | limits.GrammarText | None = None
+    whitespace_pattern: limits.GrammarText | None = None
 
 
 class RequestFields(SamplingFields, kw_only=True):
@@ -25,6 +39,11 @@ class RequestFields(SamplingFields, kw_only=True):
     response_format: limits.Object | None = None
     json_schema: limits.Object | None = None
     grammar: limits.GrammarText | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: limits.Object | limits.GrammarText | None = None
+    guided_regex: limits.GrammarText | None = None
+    guided_choice: limits.TextChoices | None = None
+    guided_grammar: limits.GrammarText | None = None
     cache_prompt: bool | None = None
     id_slot: limits.Int32 | None = None
     return_progress: bool | None = None
@@ -54,7 +73,15 @@ async def grammar_for(front: Front, body: RequestFields) -> Grammar | None:
     Raises:
         RequestError: the request says so in several fields, or there is no grammar for a schema.
     """
-    return await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar)
+    given = {name: getattr(body, name) for name in STRUCTURE}
+    if (outputs := body.structured_outputs) is not None:
+        if outputs.structural_tag or outputs.whitespace_pattern:
+            raise unsupported(
+                "structured_outputs: structural_tag or whitespace_pattern", "use tools or a grammar"
+            )
+        for name, value in msgspec.structs.asdict(outputs).items():
+            given[f"structured_outputs.{name}"] = value
+    return await front.apart(grammar_of, given)
 
 
 async def text_fields(front: Front, body: RequestFields) -> dict[str, Any]:

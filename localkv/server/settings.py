@@ -34,6 +34,8 @@ class ServerSettings:
         reasoning: one of `REASONING`.
         reasoning_format: one of `REASONING_FORMATS`.
         reasoning_budget: most tokens of reasoning where a request says nothing; -1 sets no limit.
+        reasoning_effort: how much the model reasons where a request says nothing; None leaves it to
+            the template.
         prefills: an assistant's message that is the last one goes on, instead of being answered.
         queue: requests that wait at most, besides those that run.
         timeout: seconds that a request may take.
@@ -63,6 +65,7 @@ class ServerSettings:
     reasoning: str = "auto"
     reasoning_format: str = "auto"
     reasoning_budget: int = -1
+    reasoning_effort: str | None = None
     prefills: bool = True
     queue: int = 256
     timeout: float = 600.0

@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from localkv.server.failures import RequestError
 from localkv.structured.grammar import Grammar
 
+STRUCTURE = (
+    "response_format",
+    "json_schema",
+    "grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields that say what an answer is, `structured_outputs` besides."""
 
-def grammar_of(
-    response_format: Mapping[str, Any] | None,
-    json_schema: Mapping[str, Any] | None,
-    grammar: str | None,
-) -> Grammar | None:
+
+def grammar_of(given: Mapping[str, Any]) -> Grammar | None:
     """The grammar of an answer; None if it is free.
 
     Args:
-        response_format: OpenAI's: text, json_object or json_schema. The schema may be in
-            `json_schema`, or in `schema`, as some clients have it.
-        json_schema, grammar: llama-server's.
+        given: fields by name. `response_format` is OpenAI's: text, json_object or json_schema. Its
+            schema may be in `json_schema`, or in `schema`, as some clients have it. `json_schema`
+            and `grammar` are llama-server's, the others vLLM's; one that is null says nothing.
 
     Raises:
         RequestError: several of them are there, or one is malformed.
         UsageError: there is no grammar for a schema.
     """
-    given = [
-        name
-        for name, value in {
-            "response_format": _schema_of(response_format) if response_format else None,
-            "json_schema": json_schema,
-            "grammar": grammar or None,
-        }.items()
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise RequestError(400, f"{' and '.join(given)} say what the answer is: give one of them")
-    if response_format and (schema := _schema_of(response_format)) is not None:
-        return Grammar.json_schema(schema)
-    if json_schema is not None:
-        return Grammar.json_schema(json_schema or {"type": "object"})
-    return Grammar.of_text(grammar) if grammar else None
+    wanted = {
+        name: value
+        for name, value in given.items()
+        if value not in (None, "", False)
+        and not (name == "response_format" and (not value or _schema_of(value) is None))
+    }
+    if len(wanted) > 1:
+        names = " and ".join(wanted)
+        raise RequestError(400, f"{names} say what the answer is: give one of them")
+    for name, value in wanted.items():
+        match name.rpartition("guided_")[2].rpartition(".")[2]:
+            case "response_format":
+                return Grammar.json_schema(_schema_of(value) or {})
+            case "json_schema" | "json":
+                return Grammar.json_schema(value or {"type": "object"})
+            case "json_object":
+                return Grammar.json_object()
+            case "regex":
+                return Grammar.regex(value)
+            case "choice":
+                texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+                return Grammar.lark(f"start: {texts}", "list of choices")
+            case "grammar":
+                return Grammar.of_text(value)
+    return None
 
 
 def _schema_of(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:

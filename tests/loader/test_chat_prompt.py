@@ -492,3 +492,55 @@ def test_nothing_that_is_passed_becomes_a_control_token(name: str, text: str) ->
             continue
         expected = control_tokens(name, prompt(name, **harmless).ids)
         assert control_tokens(name, got.ids) == expected, hostile
+
+
+# --- how much the model reasons
+
+
+SWITCH = (
+    "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}{{ messages[0].content }}"
+)
+EFFORT = "{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}{{ messages[0].content }}"
+
+
+REFUSES = "{{ raise_exception('no such effort') if reasoning_effort == 'none' }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "text", "budget", "n_warnings"),
+    [
+        (EFFORT, "high", "[high]Hi", None, 0),
+        (EFFORT, "none", "[none]Hi", 0, 0),
+        (SWITCH, "none", "[False]Hi", 0, 0),
+        (SWITCH, "low", "Hi", None, 1),
+        ("{{ messages[0].content }}", "low", "Hi", None, 1),
+        ("{{ messages[0].content }}", "none", "Hi", 0, 0),
+        (REFUSES + EFFORT, "none", "Hi", 0, 0),
+    ],
+)
+def test_the_effort_of_reasoning(
+    source: str, effort: str, text: str, budget: int | None, n_warnings: int
+) -> None:
+    """By the tokenizer of a family whose vocabulary has tags for reasoning."""
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    messages = [{"role": "user", "content": "Hi"}]
+    got = chat_prompt(TOKENIZERS["qwen3"], template, messages, reasoning_effort=effort)
+    assert (got.text, got.reasoning_budget, len(got.warnings)) == (text, budget, n_warnings)
+
+
+def test_no_effort_where_there_is_no_reasoning() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="")
+    got = chat_prompt(TOKENIZERS["llama3.1"], template, [USER], reasoning_effort="none")
+    assert (got.reasoning_budget, got.warnings) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning is switched on"),
+        ({"reasoning_effort": "hgih"}, "reasoning_effort is 'hgih'"),
+    ],
+)
+def test_efforts_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        prompt("qwen3", [USER], **options)

@@ -90,7 +90,6 @@ def test_a_request_for_nothing_asks_for_the_model(server: RunningServer):
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"options": {"num_ctx": 4096}}, 400, "num_ctx is 4096"),
         ({"options": {"top_p": "x"}}, 400, "options.top_p must be a number from 0 to 1, not"),
         ({"format": "xml"}, 400, "format"),
         ({"think": True}, 400, "does not think"),

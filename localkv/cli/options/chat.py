@@ -13,8 +13,16 @@ from localkv.cli.parsing.escapes import unescape
 from localkv.cli.parsing.option_types import Whole
 from localkv.cli.parsing.prompt import read_file
 from localkv.errors import UsageError
+from localkv.loader.reasoning_tags import EFFORTS
 
-_NAMES = ("chat_template_kwargs", "think", "prefill", "tools", "reasoning_budget")
+_NAMES = (
+    "chat_template_kwargs",
+    "think",
+    "prefill",
+    "tools",
+    "reasoning_budget",
+    "reasoning_effort",
+)
 
 
 def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
@@ -41,6 +49,13 @@ def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
             metavar="N",
             help="Most tokens of reasoning at the start of an answer; then its end is put there, "
             f"and the answer goes on. -1 for no limit, 0 for none{implied}.",
+        ),
+        option(
+            "--reasoning-effort",
+            panel=panel,
+            type=click.Choice(EFFORTS),
+            help="How much the model reasons: none switches it off, the others are for templates "
+            f"that read reasoning_effort, as gpt-oss's{implied}.",
         ),
         option(
             "--prefill",
@@ -96,6 +111,7 @@ def chat_arguments(values: Mapping[str, Any], *, escape: bool) -> dict[str, Any]
         "tools": listed,
         "enable_thinking": values["think"],
         "reasoning_budget": values["reasoning_budget"],
+        "reasoning_effort": values["reasoning_effort"],
         "prefill": unescape(prefill) if prefill is not None and escape else prefill or "",
     }
 

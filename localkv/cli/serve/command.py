@@ -79,6 +79,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         reasoning=values["reasoning"],
         reasoning_format=values["reasoning_format"],
         reasoning_budget=values["reasoning_budget"],
+        reasoning_effort=values["reasoning_effort"],
         prefills=values["prefill_assistant"],
         queue=values["queue"],
         has_metrics=values["has_metrics"],

@@ -7,6 +7,7 @@ import click
 from localkv.cli.options import flag, option
 from localkv.cli.parsing.option_types import Whole, byte_size_of
 from localkv.loader.named_templates import NAMED_TEMPLATES
+from localkv.loader.reasoning_tags import EFFORTS
 from localkv.server.client_config import CLIENTS
 from localkv.server.settings import REASONING, REASONING_FORMATS
 
@@ -243,6 +244,13 @@ SERVER_OPTIONS: list[click.Parameter] = [
         default=-1,
         show_default=True,
         help="Most tokens of reasoning, where a request does not say so; -1 sets no limit.",
+    ),
+    option(
+        "--reasoning-effort",
+        panel=PANEL,
+        type=click.Choice(EFFORTS),
+        help="How much the model reasons, where a request does not say so: none switches it off, "
+        "the others are for templates that read reasoning_effort, as gpt-oss's.",
     ),
     option(
         "--prefill-assistant/--no-prefill-assistant",

@@ -47,6 +47,7 @@ class PromptOptions(TypedDict, total=False):
     template_kwargs: Mapping[str, object] | None
     enable_thinking: bool | None
     reasoning_budget: int | None
+    reasoning_effort: str | None
     prefill: str
     continued: str
     continue_final_message: bool | str

@@ -351,6 +351,7 @@ class TextModel(LoadedModel):
         template_kwargs: Mapping[str, object] | None = None,
         enable_thinking: bool | None = None,
         reasoning_budget: int | None = None,
+        reasoning_effort: str | None = None,
         prefill: str = "",
         continue_final_message: bool | str = False,
         add_generation_prompt: bool | None = None,
@@ -382,6 +383,8 @@ class TextModel(LoadedModel):
             reasoning_budget: most tokens of reasoning at the start of the answer; then the tag that
                 ends it is put there, and the answer goes on. 0 also sets `enable_thinking` to
                 False where the template reads it; None and -1 set no limit.
+            reasoning_effort: the variable of that name: "minimal", "low", "medium", "high", "xhigh"
+                or "max". "none" switches reasoning off, whatever the template has for it.
             prefill: the answer begins with this text, and so does the stream's (as it does with the
                 tag of a reasoning that the template opens).
             continue_final_message: the last message is the beginning of the answer, as in
@@ -412,6 +415,7 @@ class TextModel(LoadedModel):
             template_kwargs=template_kwargs,
             enable_thinking=enable_thinking,
             reasoning_budget=reasoning_budget,
+            reasoning_effort=reasoning_effort,
             prefill=prefill,
             continue_final_message=continue_final_message,
             add_generation_prompt=add_generation_prompt,

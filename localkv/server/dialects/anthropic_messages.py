@@ -50,6 +50,11 @@ class Thinking(msgspec.Struct, kw_only=True):
     budget_tokens: limits.Budget | None = None
 
 
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: limits.Effort | None = None
+    format: limits.Object | None = None
+
+
 class Tool(msgspec.Struct, kw_only=True):
     name: limits.Name | None = None
     description: str | None = None
@@ -71,6 +76,8 @@ class CountBody(msgspec.Struct, kw_only=True):
     tools: Annotated[list[Tool], limits.TOOLS] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: limits.Object | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -82,6 +89,7 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: limits.Temperature | None = None
     top_p: limits.Share | None = None
     top_k: limits.TopK | None = None
+    seed: limits.Seed | None = None
 
 
 def chat_body(body: CountBody) -> ChatBody:
@@ -98,6 +106,8 @@ def chat_body(body: CountBody) -> ChatBody:
         model=body.model,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
         continue_final_message=is_begun or None,
+        response_format=_format(body),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
     )
     if (choice := body.tool_choice) is not None:
         names: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
@@ -112,7 +122,28 @@ def chat_body(body: CountBody) -> ChatBody:
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+        chat.seed = body.seed
     return chat
+
+
+def _format(body: CountBody) -> dict[str, Any] | None:
+    """`response_format` of the chat API, from `output_config.format` or its older name.
+
+    Raises:
+        RequestError: both are there and differ, or it is no JSON schema.
+    """
+    configured = body.output_config.format if body.output_config else None
+    if configured and body.output_format and configured != body.output_format:
+        raise RequestError(400, "output_config.format and output_format differ: give one of them")
+    given = configured or body.output_format
+    if not given:
+        return None
+    name = "output_config.format" if configured else "output_format"
+    if given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
+        raise RequestError(
+            400, f"{name} is no JSON schema", 'use {"type": "json_schema", "schema": {...}}'
+        )
+    return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> str:

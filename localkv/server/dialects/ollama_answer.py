@@ -181,10 +181,10 @@ async def _raw(front: Front, body: GenerateRequest, options: Options) -> Answers
         options,
         await text_prompts(front, body.prompt or ""),
         1,
-        max_tokens=front.n_predict(options.num_predict),
+        max_tokens=front.n_predict(options.num_predict, body.max_tokens),
         stop=stop_strings(options.stop),
         logprobs=logprobs,
-        grammar=await front.apart(grammar_of, response_format(body), None, None),
+        grammar=await front.apart(grammar_of, {"response_format": response_format(body)}),
     )
     texts = await front.begin_all(requests)
     return Answers(texts, [AnswerReader(keeps_reasoning=True)])

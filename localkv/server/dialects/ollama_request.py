@@ -14,6 +14,7 @@ from localkv.server import limits
 from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
+from localkv.server.request_record import warn
 from localkv.server.sampling_fields import SamplingFields
 
 LATEST = ":latest"
@@ -35,7 +36,8 @@ class Body(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     format: limits.Word | limits.Object | None = None
     options: Options | None = None
-    think: bool | limits.Word | None = None
+    think: bool | limits.Effort | None = None
+    max_tokens: limits.Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: limits.Logprobs | None = None
 
@@ -79,13 +81,12 @@ async def check(front: Front, body: Body) -> Options:
     front.check_model(known_name(body.model))
     options, n_ctx = body.options or Options(), front.facts.engine.n_ctx
     if options.num_ctx is not None and options.num_ctx > n_ctx:
-        raise RequestError(
-            400,
-            f"num_ctx is {options.num_ctx}, and the context has {n_ctx} tokens",
-            "leave it out, or start the server with a larger -c",
+        warn(
+            f"num_ctx is {options.num_ctx}, and the context has {n_ctx} tokens: a prompt that does "
+            "not fit is refused"
         )
     template = (await front.model()).template
-    if body.think and (template is None or not can_think(template)):
+    if body.think not in (None, False, "none") and (template is None or not can_think(template)):
         raise RequestError(400, f"{body.model!r:.100} does not think before it answers")
     if isinstance(body, GenerateRequest):
         if body.suffix:
@@ -116,10 +117,11 @@ def chat_body(body: ChatRequest | GenerateRequest, options: Options) -> ChatBody
         **fields,
         messages=messages,
         tools=tools,
-        n_predict=options.num_predict,
+        max_completion_tokens=options.num_predict,
+        max_tokens=body.max_tokens,
         stop=options.stop,
         response_format=response_format(body),
-        enable_thinking=body.think if isinstance(body.think, bool) else None,
+        enable_thinking=body.think not in (False, "none") if body.think is not None else None,
         reasoning_effort=body.think if isinstance(body.think, str) else None,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,

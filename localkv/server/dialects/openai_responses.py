@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
 from localkv.server.json_body import decoded, takes
+from localkv.server.other_fields import NOTED
 from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.request_record import warn
 from localkv.server.running_timings import RunningTimings
@@ -29,16 +30,19 @@ from localkv.server.wire import Ended, Reading
 
 _OF_OTHER_TOOLS = re.compile(r"mcp_\w{1,40}|\w{1,40}_call(_output)?")
 """What OpenAI's servers did before this one was asked, such as `web_search_call`."""
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for that is not there; the rest is of tools that are not, either."""
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 """Parts of a content that are text."""
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: limits.Word | None = None
+    effort: limits.Effort | None = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
     format: limits.Object | None = None
+    verbosity: limits.Word | None = None
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
@@ -48,6 +52,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     model: limits.Name | None = None
     instructions: str | None = None
     max_output_tokens: limits.Tokens | None = None
+    max_tokens: limits.Tokens | None = None
     temperature: limits.Temperature | None = None
     top_p: limits.Share | None = None
     stream: bool | None = None
@@ -61,6 +66,13 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     metadata: limits.Metadata | None = None
+    prompt: limits.Object | None = None
+    include: limits.Names | None = None
+    top_logprobs: limits.Logprobs | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: limits.Blocks | None = None
+    stream_options: limits.Object | None = None
+    seed: limits.Seed | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
 
@@ -80,9 +92,11 @@ def chat_body(body: ResponsesBody) -> ChatBody:
     return ChatBody(
         messages=messages,
         model=body.model,
-        max_tokens=body.max_output_tokens,
+        max_completion_tokens=body.max_output_tokens,
+        max_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        seed=body.seed,
         tools=[_tool(tool) for tool in body.tools or ()] or None,
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
@@ -95,6 +109,7 @@ def _check(body: ResponsesBody) -> None:
     if body.input is None:
         raise RequestError(400, "there is no input")
     kept = {
+        "prompt": body.prompt,
         "previous_response_id": body.previous_response_id,
         "conversation": body.conversation,
         "store": body.store,
@@ -109,6 +124,13 @@ def _check(body: ResponsesBody) -> None:
             )
     if body.background:
         raise unsupported("background", "leave it out, and read the stream")
+    if LOGPROBS in (body.include or ()) or body.top_logprobs:
+        raise unsupported("logprobs of a response", "ask /v1/chat/completions for them")
+    if body.text is not None and body.text.verbosity:
+        warn(f"verbosity has no effect: {NOTED['verbosity']}")
+    if body.truncation == "auto" or body.context_management:
+        name = "truncation" if body.truncation == "auto" else "context_management"
+        warn(f"{name} has no effect: {NOTED['context_management']}")
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
