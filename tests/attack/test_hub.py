@@ -414,7 +414,14 @@ def redirect(location: str) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["listing", "file"])
 @pytest.mark.parametrize(
     "location",
-    ["file:///etc/passwd", "ftp://localhost/x", "data:,x", "http://[::1", "x:y"],
+    [
+        *("file:///etc/passwd", "ftp://localhost/x", "data:,x", "http://[::1", "x:y"),
+        *("http://127.0.0.1:99999/x", "http://127.0.0.1:0/x", "http://127.0.0.1:-1/x"),
+        *("//127.0.0.1:65536/x", "http://127.0.0.1:8x/x", "http://:80/x", "http:///x", "http:x"),
+        *("", "   ", "http://a b/x", "http://1.2.3.4.5.6/x", "http://x..y/"),
+        *(f"http://{'x' * 64}.invalid/", f"http://{'x.' * 200}invalid/"),
+        *("http://user:secret@127.0.0.1:1/x", "http://user@127.0.0.1/x", "HTTPS://@/"),
+    ],
 )
 def test_a_redirect_that_leads_nowhere_is_asked_for_once(
     attack: Attack, kind: str, location: str

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from localkv.errors import HubError, byte_size, printable, quoted
-from localkv.loader.hub.exchange import TooSlowError, answer_of, body_of
+from localkv.loader.hub.exchange import TooSlowError, answer_of, body_of, can_be_asked
 from localkv.loader.hub.listing import Listing, NonsenseError, read_listing
 from localkv.loader.hub.reference import HubReference
 from localkv.loader.hub.repo_model import RepoFile
@@ -109,11 +109,8 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     endpoint = constants.ENDPOINT
-    with suppress(ValueError):
-        parts = urlsplit(endpoint)
-        is_word = endpoint.isprintable() and " " not in endpoint
-        if is_word and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return endpoint
+    if " " not in endpoint and can_be_asked(endpoint):
+        return endpoint
     raise HubError(
         f"HF_ENDPOINT is {quoted(endpoint)}, which is not the address of a hub",
         hint="such an address is https://huggingface.co",

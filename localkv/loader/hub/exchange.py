@@ -11,8 +11,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from threading import Timer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from localkv.errors import HubError, printable
 from localkv.loader.hub.listing import NonsenseError
@@ -94,10 +96,40 @@ def _final_response(client: Any, request: Any) -> Any:
         if not response.is_redirect:
             return response
         response.close()
-        request = response.next_request
-        if request is None or request.url.scheme not in ("http", "https") or not request.url.host:
+        location, request = response.headers.get("Location", "").strip(), response.next_request
+        if request is None or not _leads_somewhere(location, str(request.url)):
             raise NonsenseError("a redirect leads nowhere")
     raise NonsenseError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _leads_somewhere(location: str, address: str) -> bool:
+    """Whether a redirect names a place that can be asked, and nobody's name and password."""
+    if not location or not can_be_asked(address):
+        return False
+    try:
+        named = urlsplit(location)
+    except ValueError:
+        return False
+    is_relative = not named.scheme and not named.netloc
+    return (is_relative or bool(named.hostname)) and "@" not in urlsplit(address).netloc
+
+
+def can_be_asked(address: str) -> bool:
+    """Whether an address is one of HTTP: its host and its port are such as there can be."""
+    try:
+        parts = urlsplit(address)
+        host, port = (parts.hostname or "").removesuffix("."), parts.port
+    except ValueError:
+        return False
+    labels = host.split(".")
+    is_name = len(host) <= 253 and all(0 < len(label) <= 63 for label in labels)
+    if labels[-1].isdecimal() or ":" in host:
+        try:
+            ip_address(host)
+        except ValueError:
+            return False
+    is_word = address.isprintable() and not set(" %") & set(parts.netloc)
+    return is_word and parts.scheme in ("http", "https") and is_name and port != 0
 
 
 def _check(response: Any) -> None:
