@@ -356,3 +356,37 @@ def test_as_many_as_are_planned_run_at_the_same_time(load: Load) -> None:
     assert [len(drawn) for drawn in tokens] == [12] * 3
     assert batch.stats.n_preempted == 0
     assert batch.stats.n_steps < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("llama", "groups"),
+        *(pytest.param("llama", cache, marks=pytest.mark.slow) for cache in ("f16", "tail")),
+        *(
+            pytest.param(name, "packed", marks=pytest.mark.slow)
+            for name in ("gemma3", "qwen35", "plm")
+        ),
+    ],
+)
+@pytest.mark.parametrize("n_batch", [1, 3, 15])
+def test_small_batches(load: Load, name: str, cache: str, n_batch: int) -> None:
+    """Texts together, and in turns in which they lose their rows, as in large batches."""
+    model, config = load(name), replace(CACHES[cache], n_sequences=3)
+    engine = Engine(model, config, n_batch=n_batch)
+    engine.warm_up()
+    texts = prompts(3, 90, seed=5)
+    batch = BatchEngine(engine)
+    asked = [
+        batch.generate(ids, sampler=sampler(model, seed), max_tokens=24)
+        for seed, ids in enumerate(texts)
+    ]
+    tokens = together(batch, asked)
+    assert tokens == [alone(model, config, ids, seed, 24) for seed, ids in enumerate(texts)]
+    lone = Engine(model, replace(config, n_sequences=1), n_batch=n_batch)
+    streams = [
+        lone.generate(ids, sampler=sampler(model, seed), max_tokens=24)
+        for seed, ids in enumerate(texts)
+    ]
+    in_turns = [next(stream) for _ in range(24) for stream in streams]
+    assert [in_turns[i::3] for i in range(3)] == tokens

@@ -54,7 +54,7 @@ class BatchDrafts:
         missing = sum(part.n_tokens for part in parts) - len(parts)
         for part in parts:
             generation = generations[part.request.number]
-            room = min(generation.room, self.config.ahead - 1 - part.request.n_unread)
+            room = self._room(part, generation)
             drafts: Sequence[int] = ()
             if generation.speculator is not None and room > 0:
                 speculator = generation.speculator
@@ -71,7 +71,7 @@ class BatchDrafts:
         """The only part of a step, with the guesses that are worth their rows."""
         request, n_tokens, _ = part
         speculator = generation.speculator
-        room = min(generation.room, self.config.ahead - 1 - request.n_unread)
+        room = self._room(part, generation)
         if speculator is None or room < 1:
             return part
         speculator.pace.prices = self._prices[1]
@@ -79,6 +79,12 @@ class BatchDrafts:
         if not drafts or not self.rows.reserve_drafts(request, n_tokens, len(drafts)):
             return part
         return Part(request, n_tokens, tuple(drafts))
+
+    def _room(self, part: Part, generation: Generation) -> int:
+        """The most guesses that a batch takes and that somebody may want."""
+        config, request = self.config, part.request
+        ahead = config.ahead - 1 - request.n_unread
+        return min(generation.room, ahead, config.n_batch - part.n_tokens)
 
     def _fits(
         self, part: Part, drafts: Sequence[int], prices: Prices, missing: int, n_texts: int

@@ -12,10 +12,6 @@ from localkv.engine.slot.token_text import Text
 RequestState = Literal["waiting", "running", "done"]
 
 
-MOST_AGAIN = 16
-"""Generated tokens that are evaluated once more in a step like any other."""
-
-
 @dataclass(eq=False)
 class Request:
     """A text that is to be continued.
@@ -38,6 +34,7 @@ class Request:
             Other threads ask for them than run steps.
         reuses: rows that are there of its text already are taken; else only its own, after it had
             to give way.
+        most_again: generated tokens that are evaluated once more in a step like any other.
     """
 
     number: int
@@ -55,6 +52,7 @@ class Request:
     passed_from: float | None = None
     ready: deque[tuple[int, float]] = field(default_factory=deque)
     reuses: bool = True
+    most_again: int = 16
 
     def waited(self, now: float) -> float:
         """Seconds since it came in which it took no part in a step."""
@@ -81,7 +79,7 @@ class Request:
         taken back with."""
         if self.sequence is None or self.n_held < self.n_prompt:
             return False
-        return self.n_missing <= MOST_AGAIN
+        return self.n_missing <= self.most_again
 
     @property
     def n_prompt(self) -> int:

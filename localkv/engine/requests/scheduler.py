@@ -122,6 +122,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Have a request served."""
+        request.most_again = min(request.most_again, self.config.n_batch)
         self.waiting.append(request)
 
     def end(self, request: Request) -> None:

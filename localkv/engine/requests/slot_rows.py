@@ -53,9 +53,8 @@ class SlotRows:
         return self.slot.piece(request.text, n_tokens)
 
     def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
-        """Whether guesses fit the batch of the next tokens, and the page."""
-        fits = n_tokens + n_drafts <= self.slot.n_batch
-        return fits and self.cache.may_guess(self.slot.sequence, n_tokens, n_drafts)
+        """Whether guesses leave the rows of the next tokens as they are."""
+        return self.cache.may_guess(self.slot.sequence, n_tokens, n_drafts)
 
     def retract(self, request: Request, length: int) -> None:
         """Take back the rows of guesses from position `length` on."""

@@ -24,7 +24,7 @@ def compile_kernels(slot: CacheSlot) -> None:
     """
     n_ctx = slot.cache.n_ctx
     if slot.loop is None:
-        _try(slot, slot.model.first_layers(1), min(n_ctx, WARM_UP_TOKENS))
+        _try(slot, slot.model.first_layers(1), min(n_ctx, slot.n_batch, WARM_UP_TOKENS))
         slot.truncate(0)
         return
     most = min(n_ctx, slot.n_batch)
