@@ -34,7 +34,7 @@ from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import check_fit
 from localkv.memory.free_memory import free_memory
 from localkv.memory.plan import ModelMemory
-from localkv.option_names import check_options, keywords
+from localkv.option_names import check_options, keywords, unknown_name
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
@@ -215,7 +215,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         if line := unused_gpu(device):
             self.warnings.append(line)
         if fit not in FIT:
-            raise UsageError(f"unknown fit {fit!r}", hint=f"use {', '.join(FIT)}")
+            raise unknown_name("unknown fit", fit, FIT)
         for option, value in (
             ("n_batch", n_batch),
             ("n_parallel", n_parallel),
@@ -352,6 +352,18 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self._override_pre, self._step_ms = override_pre, step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
         self.load_seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        if "memory" not in self.__dict__:
+            return f"<{type(self).__name__}: not loaded>"
+        name, cache = self.config.name or "a model without a name", self.cache
+        if "engine" not in self.__dict__:
+            return f"<{type(self).__name__} {printable(name)}: closed>"
+        draft = f", draft {printable(self.draft.config.name)}" if self.draft else ""
+        return (
+            f"<{type(self).__name__} {printable(name)}: context {cache.n_ctx}, "
+            f"K/V {cache.types_text}, {self.backend.name}{draft}>"
+        )
 
     def _drafting(self, file: DraftFile, **arguments: Any) -> LLM:
         """Load a model that drafts for this one."""

@@ -229,6 +229,28 @@ def test_chat(llm: LLM) -> None:
     assert again.completion.usage.cached_tokens > 10
 
 
+def test_a_text_is_a_users_message(llm: LLM) -> None:
+    asked = [{"role": "user", "content": "hello"}]
+    texts = {llm.chat(one, max_tokens=4, temperature=0).completion.text for one in ("hello", asked)}
+    assert len(texts) == 1
+    assert llm.chat_prompt("hello").ids == llm.chat_prompt(asked).ids
+
+
+def test_what_is_printed(path: Path) -> None:
+    with LLM(path, n_ctx=64, cache_type_k="q8_0", cache_type_v="f32", device="cpu") as llm:
+        assert repr(llm) == f"<LLM {llm.config.name}: context 64, K/V q8_0/f32, cpu>"
+        stream = llm.chat("hello", max_tokens=3, ignore_eos=True, temperature=0)
+        assert repr(stream) == "<TextStream: 0 tokens, goes on>"
+        done = stream.completion
+        assert repr(stream) == "<TextStream: 3 tokens, length>"
+        assert repr(llm.chat_prompt("hello")).startswith("<ChatPrompt: ")
+        assert repr(done).startswith(f"Completion(text={done.text!r}, finish_reason='length', ")
+        assert f"{done.usage.prompt_tokens} + 3 tokens, " in repr(done)
+        assert f"{done}" == done.text
+    assert repr(llm) == f"<LLM {llm.config.name}: closed>"
+    assert repr(LLM.__new__(LLM)) == "<LLM: not loaded>"
+
+
 def test_a_template_of_ones_own(llm: LLM) -> None:
     template = llm.chat_template_from("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
     bos, eos = (
@@ -265,9 +287,9 @@ def test_default_context_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache_type_k": "q9_9"}, "unknown K cache type 'q9_9' .*f32.*f16"),
+        ({"cache_type_k": "q9_9"}, "unknown K cache type 'q9_9' .localkv complete --help"),
         ({"cache_type_v": "F8"}, "unknown V cache type 'F8'"),
-        ({"device": "tpu"}, "unknown device 'tpu' .*auto.*cpu"),
+        ({"device": "tpu"}, "unknown device 'tpu'; .* .*auto.*cpu"),
         ({"n_ctx": -1}, "context of -1"),
         ({"n_batch": 0}, "n_batch must be at least 1"),
         ({"n_threads": 0}, "n_threads must be at least 1"),

@@ -67,6 +67,9 @@ class ChatPrompt:
     reasoning_budget: int | None = None
     warnings: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<ChatPrompt: {len(self.ids)} tokens, {self.text!r}>"
+
 
 def chat_prompt(
     tokenizer: ChatTokenizer,

@@ -34,6 +34,7 @@ __all__ = [
     "chat_template_names",
     "encode_chat",
     "encode_prompt",
+    "has_chat_template",
 ]
 
 THINK = "enable_thinking"
@@ -180,6 +181,11 @@ def chat_template_from_metadata(metadata: Metadata, name: str | None = None) -> 
     tokens = metadata.strings("tokenizer.ggml.tokens", [])
     bos, eos = ("" if token is None else tokens[token] for token in bos_and_eos(metadata))
     return ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+
+def has_chat_template(metadata: Metadata) -> bool:
+    """Whether there is a chat template, by whatever name."""
+    return _DEFAULT_KEY in metadata or bool(chat_template_names(metadata))
 
 
 def chat_template_names(metadata: Metadata) -> list[str]:

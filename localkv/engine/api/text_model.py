@@ -342,7 +342,7 @@ class TextModel(LoadedModel):
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: str | Sequence[Mapping[str, object]],
         *,
         template: ChatTemplate | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
@@ -366,9 +366,9 @@ class TextModel(LoadedModel):
         channels between `<think>` and `</think>`, with the answer after them.
 
         Args:
-            messages: {"role": "system" | "developer" | "user" | "assistant" | "tool", "content":
-                text or a list of {"type": "text", "text": text}}, in order, with `tool_calls` and
-                any other fields that the template reads.
+            messages: a user's text, or {"role": "system" | "developer" | "user" | "assistant" |
+                "tool", "content": text or a list of {"type": "text", "text": text}}, in order, with
+                `tool_calls` and any other fields that the template reads.
             template: instead of the file's own; of these, the one for tools (`tool_use`) if there
                 are tools.
             tools: descriptions of tools, as OpenAI's API and transformers take them. The calls in

@@ -15,6 +15,7 @@ from localkv.loader.chat_template import (
     ChatTemplate,
     chat_template_from_metadata,
     chat_template_names,
+    has_chat_template,
 )
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.reasoning_tags import REASONING_TAGS
@@ -51,6 +52,11 @@ class TokenizedModel:
     def chat_template(self) -> ChatTemplate | None:
         """The file's chat template, or None."""
         return chat_template_from_metadata(self.gguf.metadata)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the file has a chat template, which need not work."""
+        return has_chat_template(self.gguf.metadata)
 
     @cached_property
     def tool_template(self) -> ChatTemplate | None:
@@ -103,7 +109,7 @@ class TokenizedModel:
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, object]],
+        messages: str | Sequence[Mapping[str, object]],
         *,
         template: ChatTemplate | None = None,
         **options: Unpack[PromptOptions],
@@ -122,6 +128,8 @@ class TokenizedModel:
             raise UsageError(
                 "the model has no chat template", hint="complete plain text, or give a template"
             )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         return chat_prompt(self.tokenizer, template, messages, **options)
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:

@@ -57,6 +57,20 @@ class Completion:
     content: str | None = None
     audit: Audit | None = None
 
+    def __repr__(self) -> str:
+        facts = [f"text={self.text!r}", f"finish_reason={self.finish_reason!r}"]
+        if self.tool_calls:
+            facts.append(f"tool_calls={self.tool_calls!r}")
+        usage, timings = self.usage, self.timings
+        facts.append(
+            f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, "
+            f"{timings.decode_per_second:.1f} t/s"
+        )
+        return f"Completion({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -178,6 +192,10 @@ class TextStream(Iterator[str]):
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
         finalize(self, generation.leave).atexit = False  # the steps of others know it as well
+
+    def __repr__(self) -> str:
+        state = self._finish_reason or "goes on"
+        return f"<TextStream: {self.generation.stats.n_generated} tokens, {state}>"
 
     def __next__(self) -> str:
         with self._one_at_a_time:
