@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.loader.file_copies import FileCopies
 from localkv.loader.gguf_header import MAX_KEYS, MAX_TENSORS, HeaderReader, TensorInfo
-from localkv.loader.mapped_file import MappedFile, map_file
+from localkv.loader.mapped_file import IncompleteFileError, MappedFile, map_file
 from localkv.loader.metadata import Metadata
 from localkv.loader.split_name import part_names, split_name
 
@@ -217,8 +218,9 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
         ModelFileError: the file is missing, or its keys are malformed.
     """
     path = Path(path)
-    header = HeaderReader(map_file(path).data, path)
-    return _read_keys(header, path)[2]
+    with _mending(path):
+        header = HeaderReader(map_file(path).data, path)
+        return _read_keys(header, path)[2]
 
 
 def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
@@ -235,9 +237,23 @@ def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
     return version, n_tensors, Metadata(values, printable(path))
 
 
+@contextmanager
+def _mending(path: Path) -> Iterator[None]:
+    """Say of a file that ends too early what would make it whole."""
+    try:
+        yield
+    except IncompleteFileError as error:
+        from localkv.loader.hub.cache import cached_name
+
+        name = cached_name(path)
+        hint = f"localkv pull {name} fetches it again" if name else "download it again"
+        raise type(error)(error.message, hint) from None
+
+
 def _open_part(path: Path) -> _Part:
-    file = map_file(path)
-    header = read_header(file.data, path, len(file.data))
+    with _mending(path):
+        file = map_file(path)
+        header = read_header(file.data, path, len(file.data))
     return _Part(path, header.version, header.alignment, header.metadata, header.tensors, file)
 
 
@@ -280,10 +296,11 @@ def _place_tensors(
             )
         start = data_start + tensor.offset
         if start + tensor.n_bytes > n_file_bytes:
-            raise header.error(
+            message = (
                 f"truncated: tensor {name} ends at byte {start + tensor.n_bytes}, "
                 f"the file at byte {n_file_bytes}"
             )
+            raise IncompleteFileError(header.error(message).message)
         placed.append(replace(tensor, offset=start))
     end, before = data_start, ""
     for tensor in sorted(placed, key=lambda tensor: tensor.offset):

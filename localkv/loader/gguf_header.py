@@ -19,6 +19,7 @@ import numpy as np
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.formats import WEIGHT_FORMATS, QuantFormat
 from localkv.loader.ggml_types import ggml_type_name
+from localkv.loader.mapped_file import IncompleteFileError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -77,7 +78,7 @@ class TensorInfo:
     part: int
 
 
-class TruncatedError(ModelFileError):
+class TruncatedError(IncompleteFileError):
     """The bytes end before the header does."""
 
 
@@ -101,6 +102,8 @@ class HeaderReader:
 
     def read_version(self) -> int:
         magic = self.data[:4]
+        if len(magic) < len(_MAGIC) and _MAGIC.startswith(bytes(magic)):
+            raise self._truncated("the magic")
         if magic != _MAGIC:
             is_pointer = self.data[:16] == b"version https://"
             raise self.error(

@@ -12,6 +12,10 @@ from localkv.errors import ModelFileError, printable
 from localkv.system.bus_errors import watch
 
 
+class IncompleteFileError(ModelFileError):
+    """A file ends before what it announces does."""
+
+
 @dataclass(frozen=True, eq=False)
 class MappedFile:
     """The bytes of a file that was opened.
@@ -83,7 +87,7 @@ def map_file(path: Path) -> MappedFile:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             if info.st_size == 0:
-                raise ModelFileError(f"{name}: the file is empty")
+                raise IncompleteFileError(f"{name}: the file is empty")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelFileError(f"{name}: no such file") from None

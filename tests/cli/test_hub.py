@@ -116,6 +116,21 @@ def test_variables_and_configuration(here: Program, repo: FakeHub) -> None:
     assert [r.path.rsplit("/")[-1] for r in repo.downloads] == ["tiny-Q4_K_M.gguf", "tiny-F16.gguf"]
 
 
+def test_a_truncated_file_is_fetched_again(here: Program, repo: FakeHub, tmp_path: Path) -> None:
+    path = Path(here("pull", f"{REPO}/tiny-F16.gguf").out.strip())
+    for n_bytes in (path.stat().st_size // 2, 3, 0):
+        os.truncate(path, n_bytes)
+        result = here("complete", "-m", path, "-p", "x")
+        assert result.code == 1
+        hint = f"localkv pull {REPO}/tiny-F16.gguf fetches it again"
+        assert result.err_lines[-1] == f"hint: {hint}"
+        assert here(*hint.split()[1:3]).code == 0
+        assert here("show", "-m", path).code == 0
+    other = tmp_path / "other.gguf"
+    other.write_bytes(path.read_bytes()[:1000])
+    assert here("show", other).err_lines[1] == "hint: download it again"
+
+
 def test_the_nearest_name_wins(here: Program, repo: FakeHub, tiny_model: Path) -> None:
     here.setenv(LOCALKV_HF_REPO="no/such", LOCALKV_HF_FILE="none.gguf")
     here.write_config('[show]\nmodel = "none.gguf"\n')

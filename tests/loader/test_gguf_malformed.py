@@ -106,7 +106,7 @@ def nest(depth: int) -> tuple[int, list[object]]:
 
 MALFORMED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
-    "one byte": (b"G", "not a GGUF file"),
+    "one byte": (b"G", "truncated: the file ends within the magic"),
     "magic only": (b"GGUF", "truncated: the file ends within the version"),
     "text": (b"hello, I am a model\n", "not a GGUF file: it starts with b'hell'"),
     "git lfs pointer": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),

@@ -160,6 +160,16 @@ def _repos() -> list[str]:
     return [repo for repo in repos if is_repo(repo)]
 
 
+def cached_name(path: Path) -> str | None:
+    """The name ORG/REPO/FILE of a file in a cache of Hugging Face's, wherever that is."""
+    parts = path.absolute().parts
+    for i, part in enumerate(parts[:-3]):
+        repo = part.removeprefix("models--").replace("--", "/")
+        if part.startswith("models--") and parts[i + 1] == "snapshots" and is_repo(repo):
+            return "/".join((repo, *parts[i + 3 :]))
+    return None
+
+
 def cached_model(repo: str, commit: str, model: RepoModel) -> CachedModel:
     """One that has just been there.
 
