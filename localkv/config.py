@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.errors import UsageError
+from localkv.option_names import unknown_name
 
 DEVICES = ("auto", "cuda", "cpu", "reference")
 """Values of `--device`; "auto" is "cuda" if that can be used, else "cpu"."""
@@ -172,6 +173,4 @@ class CacheConfig:
             if number is not None and not 0 <= number <= MOST_EXACT:
                 raise UsageError(f"{name} is {number}", hint=f"use 0 to {MOST_EXACT} tokens")
         if self.kv_rotation not in KV_ROTATIONS:
-            raise UsageError(
-                f"unknown kv_rotation {self.kv_rotation!r}", hint=f"use {', '.join(KV_ROTATIONS)}"
-            )
+            raise unknown_name("unknown kv_rotation", self.kv_rotation, KV_ROTATIONS)

@@ -1,4 +1,4 @@
-"""The error about an option of the Python API that does not exist, with the one that was meant.
+"""The name that was meant by one that does not exist, and the errors that say so.
 
 Options have llama.cpp's names. Users bring those of other libraries along.
 """
@@ -52,13 +52,61 @@ class UnknownOptionError(UsageError, TypeError):
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt or shortened one comes nearest to."""
-    from difflib import get_close_matches
+    """The known name that a misspelt or shortened one comes nearest to.
 
+    Case and the dashes of an option don't count. Of names that are equally near, one whose digits
+    are nearer comes first; 9 is as near to 0 as on a keyboard.
+    """
+    from difflib import SequenceMatcher
+
+    if len(name) > _LONGEST:
+        return None
+    wanted = _bare(name)
+    names = {other: _bare(other) for other in known}
+    longer = [other for other, bare in names.items() if bare.startswith(wanted)]
+    if wanted and len(name) > 2 and longer:
+        return min(longer, key=lambda other: (len(other), other))
+    likeness = {other: SequenceMatcher(None, bare, wanted).ratio() for other, bare in names.items()}
+    near = [other for other in names if likeness[other] >= _LEAST_LIKENESS]
+    ranked = ((-likeness[other], _between(names[other], wanted), other) for other in near)
+    return min(ranked, default=(0.0, 0, None))[2]
+
+
+_LEAST_LIKENESS = 0.6
+_LONGEST = 256
+"""Characters of a name that others are compared with, which takes their square."""
+
+
+def _bare(name: str) -> str:
+    return name.lower().lstrip("-").replace("_", "-")
+
+
+def _between(one: str, other: str) -> int:
+    """How far apart the characters of two names are."""
+    return sum(
+        min(abs(int(a) - int(b)), 10 - abs(int(a) - int(b)))
+        if a in _DIGITS and b in _DIGITS
+        else 10 * (a != b)
+        for a, b in zip(one, other, strict=False)
+    )
+
+
+_DIGITS = "0123456789"
+_MOST_LISTED = 10
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], listing: str = "") -> UsageError:
+    """The error about a name that does not exist, with the nearest one.
+
+    Args:
+        what: what it should name, such as "unknown device".
+        known: those that there are; the hint has all of them if they are few.
+        listing: the hint if they are many: where they are listed.
+    """
     known = list(known)
-    longer = [other for other in known if len(name) > 2 and other.startswith(name)]
-    nearest = longer or get_close_matches(name, known, n=1)
-    return nearest[0] if nearest else None
+    nearest = nearest_name(name, known)
+    hint = f"use {', '.join(known)}" if len(known) <= _MOST_LISTED or not listing else listing
+    return UsageError(f"{what} {name!r:.60}" + (f"; did you mean {nearest}?" if nearest else ""), hint)
 
 
 def keywords(function: Callable[..., object]) -> list[str]:

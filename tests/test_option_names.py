@@ -9,12 +9,28 @@ import pytest
 from localkv import LLM, LocalKVError
 from localkv.engine.api.text_model import CHAT_OPTIONS, STREAM_OPTIONS
 from localkv.errors import UsageError
-from localkv.option_names import MEANT, UnknownOptionError, keywords
+from localkv.option_names import MEANT, UnknownOptionError, keywords, nearest_name
 
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
     return LLM(tiny_model, n_ctx=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "nearest"),
+    [
+        ("q4_9", ("q4_1", "q4_0", "q8_0"), "q4_0"),  # 9 is beside 0
+        ("q9_0", ("q4_0", "q5_0", "q8_0"), "q8_0"),
+        ("Q8_0", ("q4_0", "q8_0"), "q8_0"),
+        ("--foo", ("--tools", "--fit"), None),
+        ("--tool", ("--tools", "--fit"), "--tools"),
+        ("--type", ("--type-k-swa", "--type-v", "--type-k"), "--type-k"),
+        ("-", ("-a",), None),
+    ],
+)
+def test_nearest_name(name: str, known: tuple[str, ...], nearest: str | None) -> None:
+    assert nearest_name(name, known) == nearest
 
 
 def refusal(llm: LLM, **options: object) -> str:

@@ -9,7 +9,8 @@ from localkv.cache.layout import typed_groups, types_in
 from localkv.cache.tail import TAIL_TYPE, check_tail
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import FORMATS, KV_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS, TYPES_LISTED
+from localkv.option_names import unknown_name
 
 
 def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -30,6 +31,24 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     check_latents(cache, groups)
     if cache.kv_budget is None:
         check_tail(cache, pairs)
+
+
+def check_exact_rows(caches: Sequence[CacheConfig], groups: Sequence[CacheGroup]) -> None:
+    """Refuse a tail or a sink that none of several caches would have.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    found: UsageError | None = None
+    for cache in caches:
+        pairs = [(group, types_in(cache, group)) for group in typed_groups(cache, groups)]
+        try:
+            check_tail(cache, pairs)
+            return
+        except UsageError as error:
+            found = error
+    if found is not None:
+        raise found
 
 
 def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -158,7 +177,7 @@ def unused_type(cache: CacheConfig, groups: Iterable[CacheGroup]) -> str | None:
 def _check_cache_type(side: str, name: str, head_dim: int) -> None:
     fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
     if name not in KV_FORMATS:
-        raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
+        raise unknown_name(f"unknown {side} cache type", name, KV_FORMATS, TYPES_LISTED)
     if name not in fits:
         raise UsageError(
             f"{side} cache type {name} with block size {FORMATS[name].block_size} does not "

@@ -20,7 +20,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
-from localkv.formats import FORMATS, KV_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS, TYPES_LISTED
+from localkv.option_names import unknown_name
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup
@@ -81,9 +82,7 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
     able = [name for name, fmt in KV_FORMATS.items() if fmt.repacks]
     for name in (name for pair in pairs for name in pair):
         if name not in KV_FORMATS:
-            raise UsageError(
-                f"the ladder has an unknown cache type {name!r}", hint=f"use {', '.join(able)}"
-            )
+            raise unknown_name("the ladder has an unknown cache type", name, able, TYPES_LISTED)
         if name not in able:
             raise UsageError(
                 f"pages can't change to or from {name} (the ladder {ladder_text(pairs)})",

@@ -117,6 +117,6 @@ def check_tail(cache: CacheConfig, pairs: Iterable[tuple[CacheGroup, tuple[str, 
     for flag, value in (("--kv-tail", cache.kv_tail), ("--kv-sink", cache.kv_sink)):
         if value and all(exact_rows(cache, *pair) == ExactRows() for pair in pairs):
             raise UsageError(
-                f"{flag} {value} keeps rows in f16, and no cache type chosen is smaller than that",
-                hint="leave it out, or choose smaller types (-ctk, -ctv)",
+                f"{flag} {value} keeps rows in f16, and {cache.types_text} is no smaller than that",
+                hint=f"leave out {flag}, or choose smaller types of the cache",
             )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.errors import UsageError
+from localkv.option_names import unknown_name
 
 Pooling: TypeAlias = Literal["mean", "last", "none"]
 
@@ -37,7 +38,7 @@ def check_pooling(pooling: str) -> Pooling:
     for known in POOLINGS:
         if pooling == known:
             return known
-    raise UsageError(f"unknown pooling {pooling!r}", hint=f"poolings: {', '.join(POOLINGS)}")
+    raise unknown_name("unknown pooling", pooling, POOLINGS)
 
 
 def pooling_of_file(number: int | None) -> Pooling:

@@ -157,4 +157,14 @@ KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
 TOKEN_FORMATS = {name: fmt for name, fmt in KV_FORMATS.items() if fmt.group_tokens == 1}
 """Those of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
 
-__all__ = ["FORMATS", "KV_FORMATS", "TOKEN_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]
+TYPES_LISTED = "localkv complete --help lists the types of the cache"
+
+__all__ = [
+    "FORMATS",
+    "KV_FORMATS",
+    "TOKEN_FORMATS",
+    "TYPES_LISTED",
+    "WEIGHT_FORMATS",
+    "Plane",
+    "QuantFormat",
+]

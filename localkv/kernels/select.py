@@ -7,6 +7,7 @@ import importlib.util
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
+from localkv.option_names import unknown_name
 from localkv.system.garbage import uncollected
 from localkv.system.installed_torch import built_without_cuda
 from localkv.system.nvidia_driver import gpus_are_hidden, nvidia_driver_is_here
@@ -50,7 +51,7 @@ def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Back
         LocalKVError: Triton can't build its driver's module.
     """
     if device not in DEVICES:
-        raise UsageError(f"unknown device {device!r}", hint=f"devices: {', '.join(DEVICES)}")
+        raise unknown_name("unknown device", device, DEVICES)
     if k_before_rope and device != "reference":
         raise UsageError(
             f"k_before_rope: kernels read K as it is after RoPE, and device {device} has no others",

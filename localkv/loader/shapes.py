@@ -21,6 +21,7 @@ from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from localkv.loader.quantised_format import is_quantised, quantised_format
+from localkv.option_names import unknown_name
 
 
 @cache
@@ -47,6 +48,7 @@ class _Shapes(Mapping[str, ModelSpec]):
 
 
 SHAPES: Mapping[str, ModelSpec] = _Shapes()
+SHAPES_LISTED = "localkv plan --help-all lists the shapes, and the types of weights"
 
 
 def shape_and_type(name: str) -> tuple[str, str]:
@@ -73,13 +75,13 @@ def check_shape(name: str, type_name: str) -> None:
     """
     _check_name(name)
     if type_name not in FORMATS or not FORMATS[type_name].is_weight:
-        types = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)
-        raise UsageError(f"unknown type of weights {type_name!r}", hint=f"types: {types}")
+        types = [fmt.name for fmt in FORMATS.values() if fmt.is_weight]
+        raise unknown_name("unknown type of weights", type_name, types, SHAPES_LISTED)
 
 
 def _check_name(shape: str) -> None:
     if shape not in SHAPES:
-        raise UsageError(f"unknown shape {shape!r}", hint=f"shapes: {', '.join(SHAPES)}")
+        raise unknown_name("unknown shape", shape, SHAPES, SHAPES_LISTED)
 
 
 def tensor_format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from localkv.errors import UsageError
+from localkv.option_names import unknown_name
 from localkv.sampling.table import SAMPLER_ORDER, SAMPLERS
 
 _ALIASES = {alias: entry.name for entry in SAMPLERS for alias in entry.aliases}
@@ -19,7 +20,7 @@ def parse_samplers(text: str) -> tuple[str, ...]:
     chain = tuple(_ALIASES.get(name, name) for name in names if name)
     for name in chain:
         if name not in SAMPLER_ORDER:
-            raise UsageError(f"unknown sampler {name!r}", f"samplers: {', '.join(SAMPLER_ORDER)}")
+            raise unknown_name("unknown sampler", name, SAMPLER_ORDER)
     return chain
 
 

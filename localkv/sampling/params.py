@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 
 from localkv.errors import UsageError
+from localkv.option_names import unknown_name
 from localkv.sampling.ranges import (
     LEAST_TEMPERATURE,
     LONGEST_BREAKER,
@@ -93,9 +94,7 @@ class SamplingParams:
         self._check_breakers()
         unknown = [name for name in self.samplers if name not in SAMPLER_ORDER]
         if unknown:
-            raise UsageError(
-                f"unknown sampler {unknown[0]!r:.60}", hint=f"samplers: {', '.join(SAMPLER_ORDER)}"
-            )
+            raise unknown_name("unknown sampler", unknown[0], SAMPLER_ORDER)
         if len(set(self.samplers)) < len(self.samplers):
             twice = next(name for name in self.samplers if self.samplers.count(name) > 1)
             raise UsageError(f"samplers has {twice} more than once", hint="name each sampler once")

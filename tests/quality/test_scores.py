@@ -418,6 +418,19 @@ def test_errors(program, tiny_model, text_file, options: list[str], line: str) -
     assert len(result.err_lines) <= 2
 
 
+def test_a_sweep_with_a_tail(program, tiny_model, text_file) -> None:
+    options = ("-f", text_file, "-c", N_CTX, "--chunks", 1, "--kv-tail", 16)
+    run = ("perplexity", "-m", tiny_model, *options, "--json", "--sweep")
+    with_f16 = json.loads(program(*run, "f16/f16,q4_0/q4_0").out)["results"]
+    (alone,) = json.loads(program(*run, "q4_0/q4_0").out)["results"]
+    assert with_f16[1] == alone
+    without = program(*run, "q4_0/q4_0", "--kv-tail", 0)
+    assert json.loads(without.out)["results"][0]["ppl"] != alone["ppl"]
+    refused = program(*run, "f16/f16,f32/f16")
+    assert refused.code == 2
+    assert "leave out --kv-tail" in refused.err_lines[1]
+
+
 def test_a_short_text_says_how_many_tokens_it_takes(program, tiny_model, tmp_path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("The fox said hello to the owl.")

@@ -115,7 +115,8 @@ def _checked(option: click.Option, value: object, ctx: click.Context, where: str
         try:
             option.type.convert(item, option, ctx)
         except click.BadParameter as error:
-            raise UsageError(f"{where}: {error.message.rstrip('.')}") from error
+            hint = getattr(error, "hint", None)
+            raise UsageError(f"{where}: {error.message.rstrip('.')}", hint) from error
     return items if option.multiple else value
 
 

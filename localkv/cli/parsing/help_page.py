@@ -15,9 +15,9 @@ from typing import Any, cast
 import click
 
 from localkv.cli.output.terminal import OwnText
+from localkv.cli.parsing.option_types import WHOLE
 from localkv.cli.parsing.parameters import Option
 
-WHOLE = "--help-all"
 _MOST_NAME = 28
 """Columns that names take; a longer one has a line of its own."""
 

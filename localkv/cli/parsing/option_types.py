@@ -9,6 +9,11 @@ from typing import Any
 
 import click
 
+from localkv.cli.output.messages import did_you_mean
+
+WHOLE = "--help-all"
+"""The option that shows all options."""
+
 
 class Text(click.types.StringParamType):
     """A string that is valid Unicode. In a variable it is one string, spaces and all."""
@@ -43,6 +48,42 @@ class FileName(Text):
 
 
 FILE = FileName()
+
+
+class Choice(click.Choice[str]):
+    """One of some names; the error about another one has the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            raise _not_a_choice(str(value), [*self.choices], param, ctx) from None
+
+
+class HintedParameter(click.BadParameter):
+    """A bad value, with what would help.
+
+    Attributes:
+        hint: None if the message says all.
+    """
+
+    hint: str | None = None
+
+
+_MOST_LISTED = 10
+
+
+def _not_a_choice(
+    value: str, names: list[str], param: click.Parameter | None, ctx: click.Context | None
+) -> HintedParameter:
+    nearest, is_short = did_you_mean(value, names), len(names) <= _MOST_LISTED
+    wanted = ("one of " if len(names) > 1 else "") + ", ".join(names)
+    if not is_short:
+        wanted = "one of its values"
+    error = HintedParameter(f"{value!r} is not {wanted}{nearest}", ctx, param)
+    if not is_short and ctx is not None:
+        error.hint = f"localkv {ctx.command.name} {WHOLE} lists them"
+    return error
 
 
 class Whole(click.types.IntParamType):

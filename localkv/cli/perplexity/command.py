@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cache.cache_checks import check_before_rope
+from localkv.cache.cache_checks import check_before_rope, check_exact_rows
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.cli.model.file import check_model_is_named
 from localkv.cli.model.loading import all_warnings, load_llm
@@ -155,12 +155,14 @@ def _run(
             raise UsageError(
                 "--calibrate-kv measures K as it is after RoPE", hint="leave out --kv-k-before-rope"
             )
-    scales = None
+    scales, exact = None, dict[str, Any]()
     if sweep is not None:
         scales = _sweep_scales(sweep, values["kv_scales"])
         values |= {"cache_type_k": "f16", "cache_type_v": "f16", "kv_scales": None}
         values["preset"] = values["kv_profile"] = values["kv_bits"] = None
         values["kv_budget"] = values["kv_ladder"] = None
+        exact = {name: values[name] for name in ("kv_tail", "kv_sink")}
+        values |= {"kv_tail": None, "kv_sink": None}  # they are those of the pairs
     if calibrate_file is not None:
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
         values |= {"kv_profile": None, "kv_bits": None, "kv_budget": None, "kv_ladder": None}
@@ -178,9 +180,10 @@ def _run(
     caches = [llm.cache]
     if sweep is not None:
         caches = [
-            replace(llm.cache, type_k=type_k, type_v=type_v, kv_scales=scales)
+            replace(llm.cache, type_k=type_k, type_v=type_v, kv_scales=scales, **exact)
             for type_k, type_v in fitting_pairs(sweep, llm.config, scales is not None)
         ]
+        check_exact_rows(caches, llm.config.groups)
         for cache in caches:
             check_scales(cache, llm.config)
             llm.check_further_cache(cache)

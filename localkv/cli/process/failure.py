@@ -33,7 +33,8 @@ def report(error: Exception) -> int:
     if isinstance(error, LocalKVError):
         message, hint, code = error.message, error.hint, error.exit_code
     elif isinstance(error, click.ClickException):
-        message, hint, code = _click_message(error), None, error.exit_code
+        message, code = _click_message(error), error.exit_code
+        hint = getattr(error, "hint", None)
     elif (known := exhausted(error)) is not None:
         message, hint, code = known.message, known.hint, known.exit_code
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.errors import UsageError
+from localkv.option_names import unknown_name
 
 DRAFTERS = ("none", "ngram", "draft")
 """What drafts: nothing; the text itself, where its last tokens came up before; a smaller model."""
@@ -45,9 +46,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
-            raise UsageError(
-                f"unknown speculation {self.drafter!r}", hint=f"use {', '.join(DRAFTERS)}"
-            )
+            raise unknown_name("unknown speculation", self.drafter, DRAFTERS)
         if not 1 <= self.draft_max <= MOST_DRAFTED:
             raise UsageError(f"draft_max must be from 1 to {MOST_DRAFTED}, not {self.draft_max}")
         if not 1 <= self.draft_min <= self.draft_max:
