@@ -33,7 +33,7 @@ KEYS = (
     ("F1", "this page"),
     ("Ctrl+_", "take a change of the text back"),
     ("Ctrl+Z", "suspend; fg in the shell comes back"),
-    ("Ctrl+Q", "quit"),
+    ("Ctrl+Q", "quit; Ctrl+D does in an empty prompt"),
 )
 MESSAGE_KEYS = (
     ("c", "copy the message"),

@@ -181,6 +181,16 @@ async def test_what_is_on_the_screen_is_saved(store: Store) -> None:
         await me.ready()
 
 
+async def test_ctrl_d_leaves_on_an_empty_line(store: Store) -> None:
+    async with user(FakeEngine(), store=store) as me:
+        await me.press("h", "left", "ctrl+d")
+        assert me.prompt.text == ""  # it deletes a character where there is one
+        assert me.app.is_running
+        await me.press("ctrl+d")
+        await me.pilot.pause()
+        assert me.app._exit
+
+
 async def test_quitting_while_it_answers_keeps_what_there_is(store: Store) -> None:
     pause = Wait()
     async with user(FakeEngine(["Half", pause]), store=store) as me:

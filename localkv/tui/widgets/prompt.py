@@ -21,7 +21,8 @@ MOST_NAMES = 6
 
 
 class Prompt(TextField):
-    """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall.
+    """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall; Ctrl+D
+    quits if it is empty.
 
     Attributes:
         has_waiting: messages wait to be sent; Up in an empty prompt takes the last of them back.
@@ -42,6 +43,11 @@ class Prompt(TextField):
         self.has_waiting = False
 
     async def _on_key(self, event: events.Key) -> None:
+        if event.key == "ctrl+d" and not self.text:  # the end of input, as in a shell
+            event.stop()
+            event.prevent_default()
+            await self.run_action("app.quit")
+            return
         # Here, and not only as bindings: those would run after keys that were pressed later.
         action = {
             "enter": self.action_submit,
