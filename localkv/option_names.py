@@ -106,7 +106,8 @@ def unknown_name(what: str, name: str, known: Iterable[str], listing: str = "") 
     known = list(known)
     nearest = nearest_name(name, known)
     hint = f"use {', '.join(known)}" if len(known) <= _MOST_LISTED or not listing else listing
-    return UsageError(f"{what} {name!r:.60}" + (f"; did you mean {nearest}?" if nearest else ""), hint)
+    meant = f"; did you mean {nearest}?" if nearest else ""
+    return UsageError(f"{what} {name!r:.60}{meant}", hint)
 
 
 def keywords(function: Callable[..., object]) -> list[str]:

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.model.file import model_file, named_or_shipped
-from localkv.cli.options import escape_option, flag, option
-from localkv.cli.options.chat import chat_arguments, chat_options
+from localkv.cli.options import escape_option, flag, model_options, option
+from localkv.cli.options.chat import (
+    chat_arguments,
+    chat_options,
+    system_options,
+    system_text,
+    template_options,
+    template_text,
+)
 from localkv.cli.options.length import length_options
 from localkv.cli.options.loading import asked_types, loading_arguments, loading_options
 from localkv.cli.options.preset import say_preset
@@ -20,29 +28,18 @@ from localkv.cli.options.profile import profile_arguments
 from localkv.cli.options.sampling import sampling_options, sampling_params
 from localkv.cli.options.speculation import speculation_arguments, speculation_options
 from localkv.cli.output.messages import note
+from localkv.cli.output.terminal import is_terminal
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.escapes import unescape
-from localkv.cli.parsing.prompt import read_file
+from localkv.cli.parsing.option_types import Choice
 from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
 from localkv.system.threads import default_threads
 
 _CHAT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-sys",
-        "--system-prompt",
-        panel="Chat",
-        metavar="TEXT",
-        help="An instruction that comes before the conversation.",
-    ),
+    *system_options("Chat", "conversation"),
     escape_option("Chat", "-sys, --prefill, -r and --dry-sequence-breaker"),
-    option(
-        "--chat-template-file",
-        panel="Chat",
-        llama_env="CHAT_TEMPLATE_FILE",
-        metavar="FILE",
-        help="A Jinja template instead of the model's.",
-    ),
+    *template_options("Chat"),
     *chat_options("Chat"),
     option(
         "--server",
@@ -61,7 +58,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
     option(
         "--audit",
         panel="Chat",
-        type=click.Choice(["auto"]),
+        type=Choice(["auto"]),
         metavar="auto",
         help="Find out of each answer what the packed cache has changed, as /audit does, while "
         "nobody presses a key.",
@@ -101,9 +98,7 @@ def chat_threads() -> int:
 
 def _run(
     *,
-    system_prompt: str | None,
     escape: bool,
-    chat_template_file: str | None,
     sessions: str | None,
     repair: bool,
     server: str | None,
@@ -117,7 +112,7 @@ def _run(
     """Run the chat; returns the exit code."""
     if repair:
         return _repair(sessions)
-    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise UsageError(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
         )
@@ -126,16 +121,16 @@ def _run(
             "--audit needs the model's cache, which a server keeps",
             hint="load the model here, without --server",
         )
+    if server:
+        _check_server_alone()
     params = sampling_params(values, escape=escape)
     template_options = chat_arguments(values, escape=escape)
+    system_prompt, template = system_text(values, escape=escape), template_text(values)
     budget, effort = values["reasoning_budget"], template_options["reasoning_effort"]
     if effort == "none":
         budget = 0
     elif effort is not None:
         template_options["template_kwargs"].setdefault("reasoning_effort", effort)
-    template = None
-    if chat_template_file is not None:
-        template = read_file(chat_template_file, "the chat template")
     if values["kv_profile"] is None:
         require_scales(asked_types(values), values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
@@ -168,7 +163,7 @@ def _run(
             store,
             model=model,
             params=params,
-            system_prompt=unescape(system_prompt or "") if escape else system_prompt or "",
+            system_prompt=system_prompt or "",
             max_tokens=n_predict if n_predict >= 0 else None,
             stop=tuple(map(unescape, stop)) if escape else stop,
             ignore_eos=ignore_eos,
@@ -192,6 +187,21 @@ def _run(
         app = ChatApp(session, options, engine, states=states, audits=audit is not None)
         app.run()
     return app.return_code or 0
+
+
+def _check_server_alone() -> None:
+    """Refuse a model beside a server, which has its own.
+
+    Raises:
+        UsageError: names the option.
+    """
+    ctx = click.get_current_context()
+    for param in model_options():
+        if ctx.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"--server has a model of its own, so {param.opts[0]} has no effect",
+                hint="leave one of them out",
+            )
 
 
 def _local_model(values: dict[str, Any]) -> str:
@@ -223,10 +233,6 @@ def _repair(sessions: str | None) -> int:
     click.echo(f"lost: {counted(done.n_lost, 'message')} that are known of")
     click.echo(f"replaced: {counted(done.n_changed, 'value')} that made no sense")
     return 0
-
-
-def _is_terminal(stream: Any) -> bool:
-    return stream is not None and stream.isatty()
 
 
 chat = Command(

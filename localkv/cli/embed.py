@@ -16,7 +16,7 @@ from localkv.cli.output.messages import say, warn
 from localkv.cli.output.text_output import TextOutput
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.escapes import unescape
-from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.option_types import Choice, Whole
 from localkv.cli.parsing.prompt import read_file, read_stdin, without_final_newline
 from localkv.errors import UsageError
 
@@ -57,7 +57,7 @@ _OPTIONS: list[click.Parameter] = [
         "--pooling",
         panel="Embedding",
         llama_env="POOLING",
-        type=click.Choice(("none", "mean", "last"), case_sensitive=False),
+        type=Choice(("none", "mean", "last"), case_sensitive=False),
         metavar="NAME",
         help="From tokens to a text: their mean, the last one, or none, which prints every token's "
         "vector. [default: what the model was trained for, or mean]",
@@ -85,7 +85,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
     option(
         "--embd-output-format",
         panel="Output",
-        type=click.Choice(("raw", "array", "json", "json+"), case_sensitive=False),
+        type=Choice(("raw", "array", "json", "json+"), case_sensitive=False),
         metavar="NAME",
         help="raw: a line of numbers for each vector. array: an array of arrays. json: as OpenAI's "
         "API. json+: with a matrix of cosine similarities. [default: raw]",

@@ -528,8 +528,8 @@ def test_models_that_are_not_there(program, tmp_path) -> None:
     assert "no such file" in result.err
     for name, hint in (
         ("llama-1b", "hint: as in --synthetic llama-1b:q4_0"),
-        ("x:q4_0", "hint: shapes: llama-tiny, "),
-        ("llama3", "hint: shapes: llama-tiny, "),
+        ("x:q4_0", "hint: localkv plan --help-all lists the shapes"),
+        ("llama3", "did you mean llama"),
     ):
         result = program("bench", "--synthetic", name)
         assert result.code == 2

@@ -10,6 +10,7 @@ import pytest
 from localkv.cli.complete import waited
 from localkv.cli.parsing.escapes import unescape
 from localkv.errors import ContextOverflowError, UsageError
+from localkv.loader.named_templates import NAMED_TEMPLATES
 from support import tiny_model as tiny
 
 MEMORY = (
@@ -190,6 +191,61 @@ def test_a_system_prompt_or_a_template_implies_chat(program, llm, model, tmp_pat
     path.write_text("{{ bos_token }}{{ eos_token }}{{ messages[0].content }}\n")
     program("complete", "-m", model, "--chat-template-file", path, "-p", "Hi")
     assert llm.asked["template"] == f"template {path.read_text()}"
+
+
+def test_a_template_by_name(program, llm, model, tmp_path: Path) -> None:
+    program("complete", "-m", model, "--chat-template", "ChatML", "-p", "Hi")
+    assert llm.asked["template"] == f"template {NAMED_TEMPLATES['chatml']}"
+    program("complete", "-m", model, "--chat-template", "{{ messages[0].content }}", "-p", "Hi")
+    assert llm.asked["template"] == "template {{ messages[0].content }}"
+    path = tmp_path / "own.jinja"
+    path.touch()
+    refused = program("complete", "-m", model, "--chat-template", path, "-p", "Hi")
+    assert refused.code == 2
+    assert f"--chat-template-file {path} takes a file" in refused.err_lines[1]
+    both = ("--chat-template", "chatml", "--chat-template-file", path)
+    refused = program("complete", "-m", model, *both, "-p", "Hi")
+    assert "--chat-template and --chat-template-file exclude each other" in refused.err
+    program.setenv(LLAMA_ARG_CHAT_TEMPLATE="gemma")
+    assert program("complete", "-m", model, *both[2:], "-p", "Hi").code == 0
+    assert llm.asked["template"] == "template "
+
+
+def test_a_system_prompt_from_a_file(program, llm, model, tmp_path: Path) -> None:
+    path = tmp_path / "system.txt"
+    path.write_text("Be\\nbrief.\n")
+    program("complete", "-m", model, "-sysf", path, "-p", "Hi")
+    assert llm.asked["messages"][0] == {"role": "system", "content": "Be\\nbrief."}
+    refused = program("complete", "-m", model, "-sysf", path, "-sys", "No.", "-p", "Hi")
+    assert "--system-prompt and --system-prompt-file exclude each other" in refused.err
+
+
+NOTE = "note: the model went on with the text; --chat asks it through its chat template\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "options", "said"),
+    [
+        ([], ["-q"], NOTE),
+        (["\n"], ["-q"], NOTE),
+        (["Four."], ["-q"], ""),
+        ([], ["-q", "--chat"], ""),
+        ([], ["-q", "--parse-special"], ""),
+    ],
+)
+def test_an_empty_text_of_a_chat_model(program, llm, model, pieces, options, said) -> None:
+    llm.pieces = pieces
+    llm.has_chat_template = True
+    assert program("complete", "-m", model, *options, "-p", "2 + 2?").err == said
+    llm.has_chat_template = False
+    assert program("complete", "-m", model, *options, "-p", "2 + 2?").err == ""
+
+
+def test_a_chat_model_at_a_terminal(program, llm, model, monkeypatch) -> None:
+    llm.has_chat_template = True
+    monkeypatch.setattr("localkv.cli.complete.command.is_terminal", lambda stream: True)
+    assert NOTE in program("complete", "-m", model, "-p", "2 + 2?").err
+    assert NOTE not in program("complete", "-m", model, "-p", "2 + 2?", "-q").err
 
 
 def test_control_tokens_can_not_be_written_in_a_chat(program, llm, model) -> None:
@@ -515,9 +571,9 @@ def test_chat_renders_the_template(program, tiny_model: Path, tmp_path: Path) ->
     run = ("complete", "-m", tiny_model, "--chat", "-sys", "be kind", "-p", "fox", "-n", "1")
     assert json.loads(program(*run, "--json").out)["usage"]["prompt_tokens"] == len(ids)
     template = tmp_path / "t.jinja"
-    template.write_text("{{ messages[-1].content }}")
+    template.write_text("{{ messages[0].content }}|{{ messages[-1].content }}")
     facts = json.loads(program(*run, "--json", "--chat-template-file", template).out)
-    assert facts["usage"]["prompt_tokens"] == len(tokenizer.encode("fox"))
+    assert facts["usage"]["prompt_tokens"] == len(tokenizer.encode("be kind|fox"))
 
 
 def test_chat_without_a_template(program, tmp_path: Path) -> None:

@@ -182,8 +182,8 @@ def test_cache_types_are_those_of_the_registry(program: Program) -> None:
     assert all(name in shown for name in KV_FORMATS)
     result = program("complete", "-m", "x", "-p", "x", "-ctk", "q9_9")
     assert result.code == 2
-    assert len(result.err_lines) == 1
-    assert all(repr(name) in result.err for name in ["q9_9", *KV_FORMATS])
+    assert result.err_lines[1] == "hint: localkv complete --help-all lists them"
+    assert "'q9_9' is not one of its values" in result.err
 
 
 def test_the_help_names_the_default_context(program: Program) -> None:
@@ -200,8 +200,8 @@ def test_the_help_names_the_default_context(program: Program) -> None:
         (["-t", "100000"], "-t/--threads: 100000 is more than 512"),
         (["-n", "-3"], "-n/--predict/--n-predict: -3 is less than -2"),
         (["--temp", "warm"], "--temp/--temperature: 'warm' is not a valid float"),
-        (["--temp", "nan"], "temperature must be a finite number, not nan"),
-        (["--top-p", "2"], "top_p must be between 0 and 1, not 2.0"),
+        (["--temp", "nan"], "temperature must be from -1e+30 to 1e+30, not nan"),
+        (["--top-p", "2"], "top_p must be from 0 to 1, not 2.0"),
         (["-l", "hello+1"], "-l/--logit-bias: 'hello+1' is not TOKEN_ID+BIAS or TOKEN_ID-BIAS"),
         (["-l", "5*1"], "-l/--logit-bias: '5*1' is not TOKEN_ID+BIAS or TOKEN_ID-BIAS"),
         (["-p"], "option '-p' requires an argument"),
@@ -235,8 +235,8 @@ def test_a_wrong_option_is_one_line_and_exit_2(
         (["complete", "-m", "x", "hello"], "unexpected argument 'hello'", "text goes after -p"),
         (
             ["complete", "-m", "x", "-p", "x", "--samplers", "top_z"],
-            "unknown sampler 'top_z'",
-            f"samplers: {', '.join(SAMPLER_ORDER)}",
+            "unknown sampler 'top_z'; did you mean top_k?",
+            f"use {', '.join(SAMPLER_ORDER)}",
         ),
         (
             ["complete", "-m", "x", "-p", "x", "--samplers", "temp", "--sampling-seq", "t"],
@@ -321,7 +321,7 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
         "-ngl 99",
         "-ngl -1",
         "--n-gpu-layers=all",
-        "--n_gpu_layers 4",
+        "--n_gpu_layers 99",
         "--direct-io",
         "--load-mode mmap",
         "--keepalive 5m",
@@ -329,11 +329,9 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
         "-no-cnv",
         "-st",
         "--no-display-prompt",
-        "-nkvo",
         "--color",
         "--color off",
         "--mirostat 0",
-        "-ts 3,1",
         "--numa distribute",
     ],
 )
@@ -360,7 +358,6 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
         "-hft hf_token",
         "-cnv",
         "-i",
-        "--chat-template chatml",
         "--override-kv a=int:1",
         "--control-vector-layer-range 1 2",
         "--context-shift",
@@ -407,8 +404,8 @@ def test_a_command_answers_a_flag_in_its_own_way() -> None:
         found = cli.get_command(click.Context(cli), command)
         ours = {name for param in found.params for name in (*param.opts, *param.secondary_opts)}
         assert not ours & set(flags)
-    assert not foreign_flag("chat", "-cnv").is_refused(None)
-    assert foreign_flag("complete", "-cnv").is_refused(None)
+    assert foreign_flag("chat", "-cnv").answer(None) == "not needed"
+    assert foreign_flag("complete", "-cnv").answer(None) == "refused"
     assert foreign_flag("bench", "-mmp").n_values == 1
 
 

@@ -119,7 +119,7 @@ def test_without_one_nothing_is_said(program: Program, llm, model: Path) -> None
 def test_an_unknown_one(program: Program, model: Path) -> None:
     result = program("complete", "-m", model, "-p", "x", "--preset", "fast")
     assert result.code == 2
-    assert "'fast' is not one of 'quality', 'balanced', 'speed', 'memory'" in result.err
+    assert "'fast' is not one of quality, balanced, speed, memory" in result.err
 
 
 def test_heads_that_the_types_do_not_fit(program: Program, tmp_path: Path) -> None:

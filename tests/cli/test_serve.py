@@ -17,6 +17,16 @@ from support.program import Program
 MODEL = str(MODELS / "tales-4M-Q8_0.gguf")
 
 
+def test_quiet_leaves_out_all_but_warnings(program: Program, monkeypatch) -> None:
+    async def serve(settings, *, say, on_listening, **others) -> None:
+        say("something")
+        on_listening("http://127.0.0.1:1")
+
+    monkeypatch.setattr("localkv.server.http_server.serve", serve)
+    assert "listening on http://127.0.0.1:1" in program("serve").err
+    assert program("serve", "-q", "--preset", "speed").err == ""
+
+
 def _variables(text: str) -> dict[str, str]:
     """What a shell has after it read a text, whose last line starts a program."""
     script = text.removesuffix("claude\n") + "\nenv -0"

@@ -170,6 +170,9 @@ def test_metadata_can_not_steer_the_terminal(program: Program, tmp_path: Path) -
 
 def test_template(program: Program, tiny_model: Path, tmp_path: Path) -> None:
     assert program("show", tiny_model, "--template").out == tiny.TEMPLATE + "\n"
+    program.setenv(LOCALKV_CHAT_TEMPLATE="chatml", LLAMA_ARG_CHAT_TEMPLATE="chatml")
+    assert program("show", tiny_model, "--chat-template").out == tiny.TEMPLATE + "\n"
+    assert program("show", tiny_model).out.startswith("file")
     path = tiny.write_tiny_model(tmp_path / "m.gguf", template=False)
     result = program("show", path, "--template")
     assert (result.code, result.out) == (1, "")
@@ -181,9 +184,16 @@ def test_model_by_argument_option_or_variable(program: Program, tiny_model: Path
     assert program("show", "-m", tiny_model).out == expected
     program.setenv(LOCALKV_MODEL=str(tiny_model))
     assert program("show").out == expected
+    assert program("show", str(tiny_model.parent), "-m", tiny_model).err == (
+        "error: two models: give FILE or -m FILE\n"
+    )
     assert program("show", "no.gguf").err == "error: no.gguf: no such file\n"
     result = program("show", "a.gguf", "-m", "b.gguf")
-    assert (result.code, result.err) == (2, "error: two models: give FILE or -m FILE\n")
+    assert (result.code, result.err) == (
+        2,
+        "error: -m/--model is given 2 times: a.gguf and b.gguf\n"
+        "hint: a word that ends in .gguf counts as -m\n",
+    )
 
 
 def test_a_file_that_is_no_model(program: Program, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class FakeLLM:
     asked: ClassVar[dict[str, Any]] = {}
     speculation = Speculation()
     draft = None
+    has_chat_template = False
 
     def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}

@@ -32,7 +32,7 @@ from localkv.cli.output.progress_line import ProgressLine
 from localkv.cli.output.text_output import TextOutput
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.completion import model_values
-from localkv.cli.parsing.option_types import FILE, Whole
+from localkv.cli.parsing.option_types import FILE, Choice, Whole
 from localkv.cli.process.failure import INTERRUPTED
 from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
@@ -83,7 +83,8 @@ _MODEL_OPTIONS: list[click.Parameter] = [
         multiple=True,
         metavar="SHAPE:TYPE,...",
         help="Models of a well-known shape with random weights of a type, made in memory: "
-        "llama-1b, llama-3b, llama-8b, llama-70b or qwen3-30b-a3b, as in llama-8b:q4_0.",
+        "llama-1b, llama-3b, llama-8b, llama-70b or qwen3-30b-a3b, as in llama-8b:q4_0; "
+        "localkv plan --help-all lists all of them.",
     ),
 ]
 
@@ -104,7 +105,7 @@ _RUN_OPTIONS: list[click.Parameter] = [
         "-o",
         "--output",
         panel="Output",
-        type=click.Choice(FORMATS, case_sensitive=False),
+        type=Choice(FORMATS, case_sensitive=False),
         default="md",
         show_default=True,
         metavar="FORMAT",
@@ -115,7 +116,7 @@ _RUN_OPTIONS: list[click.Parameter] = [
         "-oe",
         "--output-err",
         panel="Output",
-        type=click.Choice(FORMATS, case_sensitive=False),
+        type=Choice(FORMATS, case_sensitive=False),
         metavar="FORMAT",
         help="Also print in this format, on stderr.",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
@@ -17,7 +18,12 @@ from localkv.cli.complete.waited import Waited
 from localkv.cli.model.file import named_or_shipped
 from localkv.cli.model.loading import all_warnings, load_llm
 from localkv.cli.model.memory import memory_line
-from localkv.cli.options.chat import chat_arguments, uses_chat_options
+from localkv.cli.options.chat import (
+    chat_arguments,
+    system_text,
+    template_text,
+    uses_chat_options,
+)
 from localkv.cli.options.grammar import grammar_of_options, grammar_options
 from localkv.cli.options.length import length_options
 from localkv.cli.options.loading import loading_options
@@ -25,10 +31,10 @@ from localkv.cli.options.sampling import sampling_options, sampling_params
 from localkv.cli.options.speculation import speculation_options
 from localkv.cli.options.state import SavedStates, state_options
 from localkv.cli.output.messages import note, say, warn
+from localkv.cli.output.terminal import is_terminal
 from localkv.cli.output.text_output import TextOutput
 from localkv.cli.parsing.command import Command
 from localkv.cli.parsing.escapes import unescape
-from localkv.cli.parsing.prompt import read_file
 from localkv.cli.process.failure import INTERRUPTED
 from localkv.errors import UsageError
 
@@ -44,8 +50,6 @@ def _run(
     escape: bool,
     parse_special: bool,
     chat: bool,
-    system_prompt: str | None,
-    chat_template_file: str | None,
     n_predict: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -63,8 +67,7 @@ def _run(
     """Complete one prompt; returns the exit code."""
     unnamed = named_or_shipped(values)
     states = SavedStates.of(values)
-    given = (system_prompt, chat_template_file)
-    chat = chat or any(value is not None for value in given) or uses_chat_options(values)
+    chat = chat or uses_chat_options(values)
     if chat and parse_special:
         raise UsageError(
             "--parse-special is for plain prompts",
@@ -76,10 +79,7 @@ def _run(
     template_options = chat_arguments(values, escape=escape)
     if escape:
         stop = tuple(map(unescape, stop))
-        system_prompt = unescape(system_prompt) if system_prompt is not None else None
-    template_text = None
-    if chat_template_file is not None:
-        template_text = read_file(chat_template_file, "the chat template")
+    system_prompt, template = system_text(values, escape=escape), template_text(values)
     grammar = grammar_of_options(values)
     text = prompt_text(prompt, file, escape)
     if unnamed:
@@ -112,7 +112,7 @@ def _run(
         if grammar is not None:
             options["grammar"] = grammar
         if chat:
-            pieces = _answer(llm, text, system_prompt, template_text, template_options, options)
+            pieces = _answer(llm, text, system_prompt, template, template_options, options)
         else:
             start = saved_ids if saved_ids and not text else text
             pieces = llm.stream(start, parse_special=parse_special, **options)
@@ -129,6 +129,11 @@ def _run(
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
     if grammar is not None and completion.finish_reason == "length":
         warn(f"the text broke off before it was all of what the {grammar.what} asks for")
+    if not chat and not parse_special and llm.has_chat_template:
+        said_nothing = not completion.text.strip() and completion.finish_reason == "stop"
+        shown = not (quiet or unnamed or output) and is_terminal(sys.stdout)
+        if said_nothing or shown:
+            note("the model went on with the text; --chat asks it through its chat template")
     if audit is not None:
         found = completion.audit
         say(f"audit: {found.line() if found is not None else 'there are no tokens'}")

@@ -5,9 +5,16 @@ from __future__ import annotations
 import click
 
 from localkv.cli.complete.prompt import STDIN
-from localkv.cli.options import escape_option, flag, json_option, option, raw_option
-from localkv.cli.options.chat import chat_options
-from localkv.cli.parsing.option_types import Whole
+from localkv.cli.options import (
+    escape_option,
+    flag,
+    json_option,
+    option,
+    quiet_option,
+    raw_option,
+)
+from localkv.cli.options.chat import chat_options, system_options, template_options
+from localkv.cli.parsing.option_types import Choice, Whole
 
 PROMPT_OPTIONS: list[click.Parameter] = [
     option(
@@ -35,20 +42,8 @@ PROMPT_OPTIONS: list[click.Parameter] = [
         help="Read control tokens written in the prompt, such as <|im_start|>, as control tokens.",
     ),
     flag("--chat", panel="Prompt", help="Answer the prompt through the model's chat template."),
-    option(
-        "-sys",
-        "--system-prompt",
-        panel="Prompt",
-        metavar="TEXT",
-        help="An instruction that comes before the prompt; implies --chat.",
-    ),
-    option(
-        "--chat-template-file",
-        panel="Prompt",
-        llama_env="CHAT_TEMPLATE_FILE",
-        metavar="FILE",
-        help="A Jinja template instead of the model's; implies --chat.",
-    ),
+    *system_options("Prompt", "prompt", "; implies --chat"),
+    *template_options("Prompt", implied="; implies --chat"),
     *chat_options("Prompt", implied="; implies --chat"),
 ]
 
@@ -72,7 +67,7 @@ OUTPUT_OPTIONS: list[click.Parameter] = [
     option(
         "--audit",
         panel="Output",
-        type=click.Choice(["kept", "exact"]),
+        type=Choice(["kept", "exact"]),
         is_flag=False,
         flag_value="kept",
         metavar="[exact]",
@@ -95,10 +90,5 @@ OUTPUT_OPTIONS: list[click.Parameter] = [
         panel="Output",
         help="Describe on stderr the model, and the kernels that run it.",
     ),
-    flag(
-        "-q",
-        "--quiet",
-        panel="Output",
-        help="Leave out the lines on stderr about memory and about the flags of --preset.",
-    ),
+    quiet_option("Leave out the lines on stderr about memory and about the flags of --preset."),
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from localkv.cli.parsing.completion import cached_values, file_values, model_values
-from localkv.cli.parsing.option_types import FILE, TEXT, Whole
+from localkv.cli.parsing.option_types import FILE, TEXT, Choice, Whole
 from localkv.cli.parsing.parameters import Argument, Option
 from localkv.config import DEVICES
 from localkv.presets import PRESETS
@@ -46,6 +46,11 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
 def flag(*names: str, panel: str, **attributes: Any) -> Option:
     """An option without a value."""
     return option(*names, panel=panel, is_flag=True, default=False, **attributes)
+
+
+def quiet_option(help: str) -> Option:
+    """`-q`."""
+    return flag("-q", "--quiet", panel="Output", help=help)
 
 
 def raw_option() -> Option:
@@ -177,7 +182,7 @@ def preset_option() -> Option:
     return option(
         "--preset",
         panel="KV cache",
-        type=click.Choice(tuple(PRESETS), case_sensitive=False),
+        type=Choice(tuple(PRESETS), case_sensitive=False),
         is_eager=True,
         metavar="NAME",
         help=f"The types of K and V by purpose: {pairs}. -ctk and -ctv win over it.",
@@ -248,7 +253,7 @@ def compute_options(default_threads: str) -> list[click.Parameter]:
             "-dev",
             "--device",
             panel="Model",
-            type=click.Choice(DEVICES, case_sensitive=False),
+            type=Choice(DEVICES, case_sensitive=False),
             default="auto",
             show_default=True,
             metavar="NAME",

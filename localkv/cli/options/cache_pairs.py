@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import check_cache
 from localkv.cache.scales import wants_scales
-from localkv.cli.output.messages import did_you_mean
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import KV_FORMATS, TYPES_LISTED
 from localkv.memory.fit import Pair
 from localkv.memory.kv_bytes import fits_head
+from localkv.option_names import unknown_name
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
@@ -57,10 +57,7 @@ def require_cache_type(name: str, prefix: str = "") -> None:
         UsageError: its message begins with `prefix`, which says where the name was given.
     """
     if name not in KV_FORMATS:
-        raise UsageError(
-            f"{prefix}unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
-            hint=f"types: {', '.join(KV_FORMATS)}",
-        )
+        raise unknown_name(f"{prefix}unknown cache type", name, KV_FORMATS, TYPES_LISTED)
 
 
 def fitting_pairs(

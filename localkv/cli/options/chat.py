@@ -4,25 +4,117 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from localkv.cli.options import option
 from localkv.cli.parsing.escapes import unescape
-from localkv.cli.parsing.option_types import Whole
-from localkv.cli.parsing.prompt import read_file
+from localkv.cli.parsing.nearness import distance
+from localkv.cli.parsing.option_types import WHOLE, Choice, Whole
+from localkv.cli.parsing.prompt import read_file, without_final_newline
 from localkv.errors import UsageError
+from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.loader.reasoning_tags import EFFORTS
+from localkv.option_names import unknown_name
 
 _NAMES = (
-    "chat_template_kwargs",
-    "think",
-    "prefill",
-    "tools",
-    "reasoning_budget",
-    "reasoning_effort",
+    *("chat_template_kwargs", "think", "prefill", "tools"),
+    *("reasoning_budget", "reasoning_effort"),
+    *("system_prompt", "system_prompt_file", "chat_template", "chat_template_file"),
 )
+
+
+def system_options(panel: str, what: str, implied: str = "") -> list[click.Parameter]:
+    """The options for an instruction; `system_text` reads them."""
+    return [
+        option(
+            "-sys",
+            "--system-prompt",
+            panel=panel,
+            metavar="TEXT",
+            help=f"An instruction that comes before the {what}{implied}.",
+        ),
+        option(
+            "-sysf",
+            "--system-prompt-file",
+            panel=panel,
+            metavar="FILE",
+            help=f"The same from a UTF-8 file, without one final line break; - is stdin{implied}.",
+        ),
+    ]
+
+
+def system_text(values: Mapping[str, Any], *, escape: bool) -> str | None:
+    """The instruction that the values of `system_options` give, if they give one.
+
+    Raises:
+        UsageError: there are two, or the file can't be read.
+    """
+    text, file = nearest(values, "system_prompt", "system_prompt_file")
+    if file is not None:
+        return without_final_newline(read_file(file, "the system prompt"))
+    return unescape(text) if text is not None and escape else text
+
+
+def template_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
+    """The options for another template than the model's; `template_text` reads them."""
+    return [
+        option(
+            "--chat-template",
+            panel=panel,
+            llama_env="CHAT_TEMPLATE",
+            metavar="NAME",
+            help=f"Another chat template than the model's own, by its name in llama.cpp "
+            f"({', '.join(NAMED_TEMPLATES)}), or as Jinja{implied}.",
+        ),
+        option(
+            "--chat-template-file",
+            panel=panel,
+            llama_env="CHAT_TEMPLATE_FILE",
+            metavar="FILE",
+            help=f"The same from a file with Jinja{implied}.",
+        ),
+    ]
+
+
+def template_text(values: Mapping[str, Any]) -> str | None:
+    """The template that the values of `template_options` give, if they give one.
+
+    Raises:
+        UsageError: there are two, there is none of that name, or the file can't be read.
+    """
+    given, file = nearest(values, "chat_template", "chat_template_file")
+    if file is not None:
+        return read_file(file, "the chat template")
+    if given is None:
+        return None
+    named = NAMED_TEMPLATES.get(given.lower())
+    if named is None and not any(mark in given for mark in ("{{", "{%")):
+        hint = f"localkv complete {WHOLE} lists the names"
+        if Path(given).is_file():
+            hint = f"--chat-template-file {given} takes a file"
+        raise unknown_name(
+            "--chat-template: there is no chat template called", given, NAMED_TEMPLATES, hint
+        )
+    return named or given
+
+
+def nearest(values: Mapping[str, Any], text: str, file: str) -> tuple[str | None, str | None]:
+    """Of a text and a file that mean the same, the one that the user gave nearest.
+
+    Raises:
+        UsageError: both are as near.
+    """
+    if values[text] is None or values[file] is None:
+        return values[text], values[file]
+    ctx = click.get_current_context()
+    near, nearer = distance(ctx, text), distance(ctx, file)
+    if near == nearer:
+        one, other = (f"--{name.replace('_', '-')}" for name in (text, file))
+        raise UsageError(f"{one} and {other} exclude each other", hint="give one")
+    return (values[text], None) if near < nearer else (None, values[file])
 
 
 def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
@@ -53,7 +145,7 @@ def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
         option(
             "--reasoning-effort",
             panel=panel,
-            type=click.Choice(EFFORTS),
+            type=Choice(EFFORTS),
             help="How much the model reasons: none switches it off, the others are for templates "
             f"that read reasoning_effort, as gpt-oss's{implied}.",
         ),
@@ -82,7 +174,7 @@ def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
 
 
 def uses_chat_options(values: Mapping[str, Any]) -> bool:
-    """Whether one of the options is given."""
+    """Whether one of these options is given."""
     return any(values[name] is not None for name in _NAMES)
 
 

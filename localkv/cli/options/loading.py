@@ -20,7 +20,7 @@ from localkv.cli.options.ladder import ladder_arguments, ladder_options
 from localkv.cli.options.placement import placement_arguments, placement_options
 from localkv.cli.options.preset import preset_or_given
 from localkv.cli.options.profile import bits_option, profile_option
-from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.option_types import Choice, Whole
 from localkv.cli.parsing.parameters import Option
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
 from localkv.errors import UsageError
@@ -33,7 +33,7 @@ def _cache_type_option(side: str, short: str) -> Option:
         f"--cache-type-{side.lower()}",
         panel="KV cache",
         llama_env=f"CACHE_TYPE_{side}",
-        type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+        type=Choice(tuple(KV_FORMATS), case_sensitive=False),
         default="f16",
         show_default=True,
         metavar="TYPE",
@@ -53,7 +53,7 @@ def window_options() -> list[click.Parameter]:
             short,
             f"--cache-type-{side.lower()}-swa",
             panel="KV cache",
-            type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
             metavar="TYPE",
             help=help_text,
         )
@@ -91,7 +91,7 @@ def window_options() -> list[click.Parameter]:
             "-ctk-rope",
             "--cache-type-k-rope",
             panel="KV cache",
-            type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
             metavar="TYPE",
             default=CacheConfig.type_k_rope,
             help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
@@ -175,7 +175,7 @@ def loading_options(
         option(
             "--kv-rotation",
             panel="KV cache",
-            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
+            type=Choice(KV_ROTATIONS, case_sensitive=False),
             default="auto",
             show_default=True,
             metavar="WHEN",
@@ -208,7 +208,7 @@ def loading_options(
             "--fit",
             panel="Model",
             llama_env="FIT",
-            type=click.Choice(FIT, case_sensitive=False),
+            type=Choice(FIT, case_sensitive=False),
             default="on",
             show_default=True,
             metavar="WHEN",

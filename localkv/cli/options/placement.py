@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localkv.cli.options import option
+from localkv.cli.parsing.option_types import Choice
 from localkv.errors import UsageError
 from localkv.system.cpu_list import cpus_of_mask, cpus_of_range
 from localkv.system.placement import check_cpus
@@ -37,7 +38,7 @@ def placement_options() -> list[click.Parameter]:
         option(
             "--cpu-strict",
             panel="Model",
-            type=click.Choice(("0", "1")),
+            type=Choice(("0", "1")),
             default="0",
             show_default=True,
             metavar="0|1",

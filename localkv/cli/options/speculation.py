@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from localkv.cli.options import option
-from localkv.cli.parsing.option_types import Whole
+from localkv.cli.parsing.option_types import Choice, Whole
 from localkv.config import CacheConfig
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.formats import KV_FORMATS
@@ -23,7 +23,7 @@ def speculation_options() -> list[click.Parameter]:
             "--spec-type",
             "--spec",
             panel="Speed",
-            type=click.Choice(DRAFTERS),
+            type=Choice(DRAFTERS),
             help="Guess tokens and evaluate several at once; the text stays the same. ngram: go on "
             "as the text did where its last tokens came up before. draft: as -md's model says. "
             "[default: draft with -md, else none]",
@@ -80,7 +80,7 @@ def draft_model_options() -> list[click.Parameter]:
             f"--cache-type-{side}-draft",
             panel="Speed",
             llama_env=f"SPEC_DRAFT_CACHE_TYPE_{side.upper()}",
-            type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
             default=CacheConfig.type_k if side == "k" else CacheConfig.type_v,
             show_default=True,
             metavar="TYPE",

@@ -64,6 +64,11 @@ class Terminal:
         return getattr(self.stream, name)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; one that is closed is none."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
 def guarded(stream: TextIO) -> TextIO:
     """`stream`, as a `Terminal` if it is one."""
     return cast(TextIO, Terminal(stream)) if stream.isatty() else stream

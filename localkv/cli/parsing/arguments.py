@@ -1,20 +1,25 @@
 """Looks through a command's arguments before click parses them.
 
 Answers other programs' flags, says of an unknown option which command has it or which option is
-nearest, and writes the rest the way click wants it. A value is never taken for a flag: it is known
-which options take one.
+nearest, takes a word that ends in .gguf for a model, refuses two values where one would be lost,
+and writes the rest the way click wants it. A value is never taken for a flag: it is known which
+options take one.
 """
 
 from __future__ import annotations
+
+import re
 
 import click
 
 from localkv.cli.output.messages import did_you_mean, note
 from localkv.cli.parsing.foreign_flags import ForeignFlag, foreign_flag
-from localkv.cli.parsing.help_page import WHOLE
-from localkv.errors import UsageError
+from localkv.cli.parsing.option_types import WHOLE, Text
+from localkv.errors import UsageError, printable
 
 _MOST_OWNERS = 3
+_MODEL = "-m"
+"""The option that a word ending in .gguf belongs to."""
 
 
 def check_arguments(
@@ -31,6 +36,7 @@ def check_arguments(
     rest = list(args)
     kept: list[str] = []
     notes: list[str] = []
+    given = _Given(command, ctx)
     asks_help = False
     while rest:
         arg = rest.pop(0)
@@ -38,6 +44,10 @@ def check_arguments(
             kept += [arg, *rest]
             break
         if not arg.startswith("-") or arg == "-":
+            if _MODEL in takes_value and arg.lower().endswith(".gguf"):
+                kept += [_MODEL, arg]
+                given.add(_MODEL, arg)
+                continue
             if not takes_arguments:
                 hint = "text goes after -p" if "-p" in takes_value else None
                 raise UsageError(f"unexpected argument {arg!r}", hint=hint)
@@ -45,29 +55,72 @@ def check_arguments(
             continue
         name, value = _split(arg)
         if name in takes_value:
-            kept += _own(name, value, takes_value[name], rest, name in may_stand_alone)
+            own = _own(name, value, takes_value[name], rest, name in may_stand_alone)
+            kept += own
+            if len(own) > 1 or not takes_value[name] or name in may_stand_alone:
+                given.add(name, own[-1])
             asks_help |= name in (*ctx.help_option_names, WHOLE)
         elif foreign := foreign_flag(command.name, name):
-            notes.append(_foreign(name, value, foreign, rest))
+            notes.append(_foreign(name, value, foreign, rest, ctx))
         elif takes_value.get(arg[:2]) and _is_number(arg[2:]):
             kept.append(arg)  # -n32
+            given.add(arg[:2], arg[2:])
         else:
             raise _unknown(name, ctx, takes_value)
     if not asks_help:
-        for line in notes:
+        for line in (*notes, *given.overridden()):
             note(line)
     return kept, asks_help
 
 
+class _Given:
+    """The values that options have on a command line, to find those of which one would be lost."""
+
+    def __init__(self, command: click.Command, ctx: click.Context) -> None:
+        self._params = {
+            name: param
+            for param in command.get_params(ctx)
+            if isinstance(param, click.Option)
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        self._values = dict[str, list[str]]()
+
+    def add(self, name: str, value: str) -> None:
+        """Note a value, or a flag by its name."""
+        param = self._params[name]
+        if not (param.multiple or param.count or (param.is_eager and param.is_flag)):
+            if param.is_flag:
+                value = (param.secondary_opts if name in param.secondary_opts else param.opts)[-1]
+            self._values.setdefault(param.name or "", []).append(value)
+
+    def overridden(self) -> list[str]:
+        """Notes about numbers and choices, of which the last one counts, as for llama.cpp.
+
+        Raises:
+            UsageError: there are two texts or files, of which nobody would expect to lose one.
+        """
+        notes = []
+        by_name = {param.name: param for param in self._params.values()}
+        for name, values in self._values.items():
+            others = [value for value in dict.fromkeys(values) if value != values[-1]]
+            if not others:
+                continue
+            param = by_name[name]
+            shown = "/".join(param.opts)
+            if isinstance(param.type, Text):
+                listed = " and ".join(printable(value) for value in (*others, values[-1]))
+                hint = "a word that ends in .gguf counts as -m" if _MODEL in param.opts else None
+                raise UsageError(f"{shown} is given {len(others) + 1} times: {listed}", hint=hint)
+            if param.is_flag:
+                notes.append(f"{values[-1]} counts, not {' or '.join(others)} before it")
+            else:
+                notes.append(f"{shown}: {values[-1]} counts, not {' or '.join(others)} before it")
+        return notes
+
+
 def _unknown(name: str, ctx: click.Context, known: dict[str, bool]) -> UsageError:
     """The error about an option that the command does not have, but others may."""
-    group = ctx.parent.command if ctx.parent is not None else None
-    owners = []
-    if isinstance(group, click.Group):
-        for other in group.list_commands(ctx):
-            command = group.get_command(ctx, other)
-            if command is not None and name in _options(command, ctx):
-                owners.append(f"localkv {other}")
+    owners = _owners(name, ctx)
     if not owners:
         return UsageError(f"no such option {name}{did_you_mean(name, known)}")
     owners = owners[:_MOST_OWNERS]
@@ -76,6 +129,19 @@ def _unknown(name: str, ctx: click.Context, known: dict[str, bool]) -> UsageErro
     return UsageError(
         f"localkv {ctx.command.name} has no option {name}", hint=f"{listed} {verb} it"
     )
+
+
+def _owners(name: str, ctx: click.Context) -> list[str]:
+    """The commands that have an option, as "localkv COMMAND"."""
+    group = ctx.parent.command if ctx.parent is not None else None
+    if not isinstance(group, click.Group):
+        return []
+    commands = {other: group.get_command(ctx, other) for other in group.list_commands(ctx)}
+    return [
+        f"localkv {other}"
+        for other, command in commands.items()
+        if command is not None and name in _options(command, ctx)
+    ]
 
 
 def _options(command: click.Command, ctx: click.Context) -> dict[str, bool]:
@@ -119,7 +185,9 @@ def _own(
     return [name, rest.pop(0)] if rest else [name]
 
 
-def _foreign(name: str, value: str | None, flag: ForeignFlag, rest: list[str]) -> str:
+def _foreign(
+    name: str, value: str | None, flag: ForeignFlag, rest: list[str], ctx: click.Context
+) -> str:
     """The note about a flag, whose values are removed from `rest`."""
     values = [] if value is None else [value]
     if value is None:
@@ -129,9 +197,28 @@ def _foreign(name: str, value: str | None, flag: ForeignFlag, rest: list[str]) -
             values = rest[:1]
         del rest[: len(values)]
     shown = " ".join([name, *values])
-    if flag.is_refused(values[0].lower() if values else None):
-        raise UsageError(f"{shown} is not supported", hint=flag.advice)
-    return f"{shown} is not needed: {flag.advice}"
+    advice = _within(flag.advice, ctx)
+    answer = flag.answer(values[0].lower() if values else None)
+    if answer == "refused":
+        raise UsageError(f"{shown} is not supported", hint=advice)
+    state = "not supported yet, and left out" if answer == "left out" else "not needed"
+    return f"{shown} is {state}: {advice}"
+
+
+_NAMED_OPTION = re.compile(r"(?<![\w-])(localkv \w+ (?:[\w\"$()]+ )?)?(--?[a-zA-Z][\w-]*)")
+
+
+def _within(advice: str, ctx: click.Context) -> str:
+    """The advice for one command: an option that it lacks is named with a command that has it."""
+    own = _options(ctx.command, ctx)
+
+    def named(found: re.Match[str]) -> str:
+        before, option = found.groups()
+        if before or option in own or not (owners := _owners(option, ctx)):
+            return found[0]
+        return f"{owners[0]} {option}"
+
+    return _NAMED_OPTION.sub(named, advice)
 
 
 def _is_number(text: str) -> bool:

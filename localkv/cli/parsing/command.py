@@ -115,6 +115,12 @@ class Group(click.Group):
 
 
 def _unknown_command(name: str, known: Mapping[str, Any]) -> UsageError:
+    if name.lower().endswith(".gguf"):
+        shown = name if name.isprintable() else "FILE"
+        return UsageError(
+            f"no such command {name!r}",
+            hint=f"localkv chat {shown} talks with a model, localkv show {shown} says what it is",
+        )
     if hint := FOREIGN_COMMANDS.get(name):
         return UsageError(f"no such command {name!r}", hint=hint)
     return UsageError(

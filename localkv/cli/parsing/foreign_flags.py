@@ -1,16 +1,24 @@
 """llama.cpp's and ollama's flags that mean nothing here, and the advice for users who paste one.
 
-One that would change nothing is skipped with a note; one that would change the result is refused.
-An option that a command has itself is never looked up here.
+One that would change nothing is skipped with a note; so is one for which there is nothing here yet,
+if the result is the same without it, and the note says so; one that would change the result is
+refused. An option that a command has itself is never looked up here.
+
+Advice names options plainly: where a command lacks one, `arguments.py` names a command that has it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Answer = Literal["not needed", "left out", "refused"]
 
 _TRUE = frozenset({"on", "enabled", "true", "1"})
 _FALSE = frozenset({"off", "disabled", "false", "0"})
 _AUTO = frozenset({"auto", "-1"})
+_ALL_LAYERS = frozenset({"all", "auto", "-1", *map(str, range(99, 1000)), "9999", "99999"})
+"""Values of -ngl that mean all: no model has so many layers."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +30,24 @@ class ForeignFlag:
         advice: the reason why it is not needed, or the alternative.
         n_values: arguments that follow it.
         optional_values: words that belong to it if they follow it.
-        refused: it would change the result.
-        except_values: with one of these, `refused` is the other way round.
+        kind: it changes nothing here; there is nothing for it, but the result is the same; or it
+            would change the result.
+        except_values: with one of these, "not needed" becomes "refused", and the others
+            "not needed".
     """
 
     names: tuple[str, ...]
     advice: str
     n_values: int = 0
     optional_values: frozenset[str] = frozenset()
-    refused: bool = False
+    kind: Answer = "not needed"
     except_values: frozenset[str] = frozenset()
 
-    def is_refused(self, value: str | None) -> bool:
-        return self.refused != (value in self.except_values)
+    def answer(self, value: str | None) -> Answer:
+        """What becomes of it with a value, in lower case."""
+        if value not in self.except_values:
+            return self.kind
+        return "refused" if self.kind == "not needed" else "not needed"
 
 
 def _skipped(
@@ -44,21 +57,35 @@ def _skipped(
     optional: frozenset[str] = frozenset(),
     refused_for: frozenset[str] = frozenset(),
 ) -> ForeignFlag:
-    return ForeignFlag(tuple(names.split()), advice, n_values, optional, False, refused_for)
+    return ForeignFlag(tuple(names.split()), advice, n_values, optional, except_values=refused_for)
+
+
+def _left_out(
+    names: str, advice: str, n_values: int = 0, unless: frozenset[str] = frozenset()
+) -> ForeignFlag:
+    return ForeignFlag(
+        tuple(names.split()), advice, n_values, kind="left out", except_values=unless
+    )
 
 
 def _refused(
     names: str, advice: str, n_values: int = 0, unless: frozenset[str] = frozenset()
 ) -> ForeignFlag:
-    return ForeignFlag(tuple(names.split()), advice, n_values, refused=True, except_values=unless)
+    return ForeignFlag(tuple(names.split()), advice, n_values, kind="refused", except_values=unless)
 
 
 _ONE_DEVICE = "the whole model and its cache run on one device (--device)"
+_UNDIVIDED = (
+    "weights and cache are on one device (--device); localkv plan says what fits there, and "
+    "smaller types of weights or of the cache (-ctk, -ctv) take less"
+)
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
 _READ = "--mlock and --no-mmap say how the file is read"
 _THREADS = "-t and -tb set the threads; they sleep by themselves when there is nothing to do"
 _LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
-_TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
+_TEMPLATE = "--chat renders the model's own template; --chat-template NAME takes another"
+_JINJA = "templates are always Jinja; --chat-template NAME takes another than the model's"
+_IN_REQUESTS = "requests say what they want: a chat, or plain text that goes on"
 _CONVERSATION = "localkv chat is a conversation; localkv complete --chat answers one prompt"
 _NO_CONVERSATION = "only localkv chat is a conversation"
 _SERVER = "localkv serve has it"
@@ -81,7 +108,8 @@ FOREIGN_FLAGS = (
         optional=_TRUE | _FALSE | _AUTO,
         refused_for=_FALSE,
     ),
-    _skipped("-nkvo --no-kv-offload -kvo --kv-offload", _ONE_DEVICE),
+    _left_out("-nkvo --no-kv-offload", _UNDIVIDED),
+    _skipped("-kvo --kv-offload", _ONE_DEVICE),
     _skipped("-kvu --kv-unified -no-kvu --no-kv-unified", "this command continues one text"),
     _skipped("-np --parallel", "this command continues one text; LLM(n_parallel=) does many", 1),
     _skipped("-cb --cont-batching -nocb --no-cont-batching", "this command continues one text"),
@@ -92,10 +120,13 @@ FOREIGN_FLAGS = (
     _refused("--context-shift", "the text ends where the context does; -c makes it longer"),
     _refused("-gan --grp-attn-n -gaw --grp-attn-w", "self-extend is not supported", 1),
     # devices and loading
-    _skipped("-ngl --gpu-layers --n-gpu-layers", _ONE_DEVICE, 1),
-    _skipped("-sm --split-mode -ts --tensor-split -mg --main-gpu", _ONE_DEVICE, 1),
-    _skipped("-ot --override-tensor -ncmoe --n-cpu-moe", _ONE_DEVICE, 1),
-    _skipped("-cmoe --cpu-moe --op-offload --no-op-offload --no-host", _ONE_DEVICE),
+    _left_out("-ngl --gpu-layers --n-gpu-layers", _UNDIVIDED, 1, unless=_ALL_LAYERS),
+    _left_out("-sm --split-mode", _UNDIVIDED, 1, unless=frozenset({"none"})),
+    _left_out("-ts --tensor-split -ot --override-tensor", _UNDIVIDED, 1),
+    _left_out("-mg --main-gpu", "CUDA_VISIBLE_DEVICES chooses the GPU", 1, frozenset({"0"})),
+    _left_out("-ncmoe --n-cpu-moe", _UNDIVIDED, 1, unless=frozenset({"0"})),
+    _left_out("-cmoe --cpu-moe", _UNDIVIDED),
+    _skipped("--op-offload --no-op-offload --no-host", _ONE_DEVICE),
     _skipped("-fitt --fit-target -fitc --fit-ctx", "nothing is adjusted; -c sets the context", 1),
     _skipped("-dio --direct-io -ndio --no-direct-io", _READ),
     _refused("-lm --load-mode", _READ, 1, unless=_AUTO | {"mmap"}),
@@ -115,13 +146,11 @@ FOREIGN_FLAGS = (
     # the prompt and the conversation
     _skipped("--jinja", f"templates are always Jinja; {_TEMPLATE}"),
     _refused("--no-jinja", f"templates are always Jinja; {_TEMPLATE}"),
-    _refused("--chat-template", _TEMPLATE, 1),
     _skipped("-no-cnv --no-conversation -st --single-turn", _NO_CONVERSATION),
     _refused("-cnv --conversation -i --interactive -if --interactive-first", _CONVERSATION),
     _refused("-ins --instruct -cml --chatml", _CONVERSATION),
     _refused("-mli --multiline-input --in-prefix-bos", _CONVERSATION),
     _refused("--in-prefix --in-suffix", _CONVERSATION, 1),
-    _refused("-sysf --system-prompt-file", 'use -sys "$(cat FILE)"', 1),
     _refused("-bf --binary-file", "use -f FILE, which must be UTF-8", 1),
     _skipped("--no-display-prompt", "the prompt is never printed"),
     _refused("--display-prompt", "the prompt is never printed"),
@@ -149,10 +178,19 @@ FOREIGN_FLAGS = (
     _refused("--yarn-beta-slow --yarn-beta-fast", _ROPE, 1),
     _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
     # servers and embeddings
-    _refused("--port --host --path --api-key --api-key-file --api-prefix", _SERVER, 1),
-    _refused("--ssl-key-file --ssl-cert-file --threads-http -to --timeout", _SERVER, 1),
-    _refused("--slot-save-path --cache-reuse --models-dir -a --alias", _SERVER, 1),
-    _refused("--slots --no-slots --metrics --props --webui --no-webui --no-ui", _SERVER),
+    _refused("--port --host --api-key --api-key-file -a --alias", _SERVER, 1),
+    _refused("--ssl-key-file --ssl-cert-file -to --timeout --slot-save-path", _SERVER, 1),
+    _refused("--slots --no-slots --metrics --webui --no-webui --ui --no-ui", _SERVER),
+    _refused("--path", "localkv serve has a page of its own, which --no-ui leaves out", 1),
+    _refused("--api-prefix", "a proxy before localkv serve can add a prefix", 1),
+    _refused("--props", "options say how the server works; /props shows it"),
+    _skipped("--threads-http", "one process takes all requests; -np N runs N of them at a time", 1),
+    _skipped("--cache-reuse", "what texts have in common from their start is read once", 1),
+    _refused(
+        "--models-dir --models-max --models-preset",
+        "a server has one model, -m FILE; for several, run localkv serve --port N for each",
+        1,
+    ),
     _refused("--embedding --embeddings --embd-output-format", _EMBED),
     _refused("--rerank --reranking", "there are no models for ranking"),
     _skipped("--keepalive", "the model stays loaded for as long as the command runs", 1),
@@ -181,10 +219,26 @@ FOREIGN_FLAGS = (
 _GRAMMAR_FLAGS = (
     _refused("--grammar --grammar-file -j --json-schema -jf --json-schema-file", _GRAMMAR, 1),
 )
+_SERVE_FLAGS = (  # what llama-server has, and speaks of the text of one
+    _refused(
+        "-sys --system-prompt -sysf --system-prompt-file",
+        "a request's first message can be one of the role system",
+        1,
+    ),
+    _skipped("--jinja", _JINJA),
+    _refused("--no-jinja", _JINJA),
+    _refused("--hidethinking", "-rea off keeps a model from reasoning"),
+    _refused("-cnv --conversation -i --interactive -if --interactive-first", _IN_REQUESTS),
+    _refused("-ins --instruct -cml --chatml -mli --multiline-input --in-prefix-bos", _IN_REQUESTS),
+    _skipped("-kvu --kv-unified -no-kvu --no-kv-unified", "all requests share one cache"),
+    _skipped("-cb --cont-batching -nocb --no-cont-batching", "requests always share steps"),
+    _skipped("-v --verbose", "--log-file FILE has a line for each request"),
+)
 _BENCH_FLAGS = (  # llama-bench's, some of which take a value that elsewhere they lack
     *_GRAMMAR_FLAGS,
     _skipped("-fa --flash-attn", _NO_CACHE_COPY, 1, refused_for=_FALSE),
-    _skipped("-nkvo --no-kv-offload -nopo --no-op-offload --no-host", _ONE_DEVICE, 1),
+    _left_out("-nkvo --no-kv-offload", _UNDIVIDED, 1, unless=_FALSE),
+    _skipped("-nopo --no-op-offload --no-host", _ONE_DEVICE, 1),
     _skipped("-mmp --mmap -dio --direct-io", "the model is loaded before anything is timed", 1),
     _refused("-embd --embeddings", "embeddings are not timed", 1, _FALSE),
     _skipped("--delay", "tests follow each other at once", 1),
@@ -204,7 +258,11 @@ _CHAT_FLAGS = (
 BY_NAME = {name: flag for flag in FOREIGN_FLAGS for name in flag.names}
 BY_COMMAND = {
     command: {name: flag for flag in flags for name in flag.names}
-    for command, flags in {"bench": _BENCH_FLAGS, "chat": _CHAT_FLAGS}.items()
+    for command, flags in {
+        "bench": _BENCH_FLAGS,
+        "chat": _CHAT_FLAGS,
+        "serve": _SERVE_FLAGS,
+    }.items()
 }
 
 

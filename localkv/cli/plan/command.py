@@ -36,7 +36,8 @@ from localkv.cli.plan.profile import (
     smoothed_memory,
 )
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS
+from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
@@ -320,5 +321,8 @@ plan = Command(
     help="Say what fits in memory: weights, KV cache and scratch, for pairs of cache types.\n\n"
     "Only the header is read. If a model on Hugging Face isn't here, only its header is fetched.",
     epilog="Exits with 1, after the table, if -c N fits with none of its pairs (the named ones, if "
-    "any), or, without -c, if no context fits. 'slowly' counts as fitting.",
+    "any), or, without -c, if no context fits. 'slowly' counts as fitting.\n\n"
+    f"Shapes: {', '.join(KNOWN_SHAPES)}.\n\n"
+    f"Types of the cache: {', '.join(KV_FORMATS)}.\n\n"
+    f"Types of weights: {', '.join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)}.",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 import uvloop
 
 from localkv.cli.model.file import model_file, named_or_shipped
+from localkv.cli.options.chat import template_text
 from localkv.cli.options.loading import loading_arguments, loading_options
 from localkv.cli.options.preset import say_preset
 from localkv.cli.options.profile import profile_arguments
@@ -19,10 +19,8 @@ from localkv.cli.options.sampling import sampling_options, sampling_params
 from localkv.cli.options.speculation import speculation_arguments, speculation_options
 from localkv.cli.output.messages import note
 from localkv.cli.parsing.command import Command
-from localkv.cli.parsing.prompt import read_file
 from localkv.cli.serve.options import SERVER_OPTIONS
 from localkv.errors import UsageError, byte_size, counted, printable
-from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.server.client_config import CLIENTS, ServerAddress
 from localkv.system.terminal_text import visible
 
@@ -39,11 +37,13 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         raise UsageError("https needs both --ssl-cert-file and --ssl-key-file")
     if values["cache_tokens"] is not None and values["cache_size"] is not None:
         raise UsageError("--cache-tokens and --cache-size exclude each other")
+    quiet = values["quiet"]
+    say = _silence if quiet else note
     if unnamed := named_or_shipped(values):
-        note(unnamed)
+        say(unnamed)
     path = model_file(values)
     params = sampling_params(values, escape=False)
-    template, hosts = _template(values), _listed(values["host"])
+    template, hosts = template_text(values), _listed(values["host"])
     if not hosts:
         raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
     from localkv.chat.engine import EngineOptions
@@ -53,7 +53,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     from localkv.server.wire import Facts
 
     profile = profile_arguments(values, Path(path))
-    if "kv_bits" not in profile:
+    if "kv_bits" not in profile and not quiet:
         say_preset(values)
     arguments = loading_arguments(values) | profile | speculation_arguments(values)
     arguments["n_parallel"] = values["parallel"]
@@ -103,7 +103,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
             note(f"warning: {line}")
         engine = facts.engine
         types = ", ".join(engine.kv_ladder) or f"{engine.type_k}/{engine.type_v}"
-        note(
+        say(
             f"{settings.model_name}: {counted(facts.n_parallel, 'request')} at a time, up to "
             f"{engine.n_ctx:,} tokens each; the cache holds {facts.cache_tokens:,} tokens in "
             f"{byte_size(facts.cache_bytes)} ({types}); loaded in "
@@ -116,14 +116,18 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
             loop.add_signal_handler(name, ending.signalled)
         await serve(
             settings,
-            say=note,
-            on_listening=lambda address: note(f"listening on {address}; loading {path}"),
+            say=say,
+            on_listening=lambda address: say(f"listening on {address}; loading {path}"),
             on_ready=ready,
             ending=ending,
         )
         return INTERRUPTED if ending.hurries.is_set() else 0
 
     return uvloop.run(main())
+
+
+def _silence(text: str) -> None:
+    """What `-q` leaves out."""
 
 
 def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:
@@ -159,28 +163,6 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
         )
     click.echo(client.config(server), nl=False)
     return 0
-
-
-def _template(values: dict[str, Any]) -> str | None:
-    """The chat template that was given instead of the model's own.
-
-    Raises:
-        UsageError: there are two, or there is none of that name.
-    """
-    given, file = values["chat_template"], values["chat_template_file"]
-    if file is not None:
-        if given is not None:
-            raise UsageError("--chat-template and --chat-template-file exclude each other")
-        return read_file(file, "the chat template")
-    if given is None or given in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES.get(given or "")
-    if re.fullmatch(r"[\w.-]+", given):
-        raise UsageError(
-            f"there is no chat template called {given!r}",
-            hint=f"use {', '.join(NAMED_TEMPLATES)}, or --chat-template-file FILE",
-        )
-    text: str = given
-    return text
 
 
 def _folder(path: str | None) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from localkv.cli.options import flag, option
-from localkv.cli.parsing.option_types import Whole, byte_size_of
-from localkv.loader.named_templates import NAMED_TEMPLATES
+from localkv.cli.options import flag, option, quiet_option
+from localkv.cli.options.chat import template_options
+from localkv.cli.parsing.option_types import Choice, Whole, byte_size_of
 from localkv.loader.reasoning_tags import EFFORTS
 from localkv.server.client_config import CLIENTS
 from localkv.server.settings import REASONING, REASONING_FORMATS
@@ -18,7 +18,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
     option(
         "--print-config",
         panel=PANEL,
-        type=click.Choice(CLIENTS),
+        type=Choice(CLIENTS),
         metavar="CLIENT",
         help="Print what to paste into the settings of a client, and serve nothing: "
         f"{', '.join(CLIENTS)}.",
@@ -185,6 +185,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
     option(
         "ui",
         "--ui/--no-ui",
+        "--webui/--no-webui",
         panel=PANEL,
         llama_env="UI",
         type=bool,
@@ -199,27 +200,13 @@ SERVER_OPTIONS: list[click.Parameter] = [
         help="Milliseconds that a step of all requests should take: prompts get what is left of "
         "it. [default: 100 on a CPU, 30 on a GPU]",
     ),
-    option(
-        "--chat-template",
-        panel=PANEL,
-        llama_env="CHAT_TEMPLATE",
-        metavar="NAME",
-        help="Another chat template than the model's own, by name "
-        f"({', '.join(NAMED_TEMPLATES)}), or as Jinja.",
-    ),
-    option(
-        "--chat-template-file",
-        panel=PANEL,
-        llama_env="CHAT_TEMPLATE_FILE",
-        metavar="FILE",
-        help="The same from a file.",
-    ),
+    *template_options(PANEL),
     option(
         "-rea",
         "--reasoning",
         panel=PANEL,
         llama_env="REASONING",
-        type=click.Choice(REASONING),
+        type=Choice(REASONING),
         default="auto",
         show_default=True,
         help="Whether the model reasons before it answers, where a request does not say so. auto: "
@@ -229,7 +216,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         "--reasoning-format",
         panel=PANEL,
         llama_env="THINK",
-        type=click.Choice(REASONING_FORMATS),
+        type=Choice(REASONING_FORMATS),
         default="auto",
         show_default=True,
         help="Where the reasoning is, if a request does not say so: none leaves it in the text, "
@@ -248,7 +235,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
     option(
         "--reasoning-effort",
         panel=PANEL,
-        type=click.Choice(EFFORTS),
+        type=Choice(EFFORTS),
         help="How much the model reasons, where a request does not say so: none switches it off, "
         "the others are for templates that read reasoning_effort, as gpt-oss's.",
     ),
@@ -293,6 +280,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         metavar="FOLDER",
         help="Where /slots/ID?action=save and restore keep their files. [default: none]",
     ),
+    quiet_option("Say nothing on stderr but warnings and errors."),
     flag(
         "--cache-per-key",
         panel=ACCESS,

@@ -23,6 +23,7 @@ from localkv.cli.output.messages import one_line
 from localkv.cli.output.table import table
 from localkv.cli.output.text_output import TextOutput
 from localkv.cli.parsing.command import Command
+from localkv.cli.parsing.parameters import Option
 from localkv.cli.show.facts import model_facts, model_rows
 from localkv.cli.show.kv import check_alone, kv_options, show_kv
 from localkv.errors import ModelFileError, UsageError, byte_size
@@ -315,11 +316,20 @@ def _count(n: int) -> str:
     return str(n)
 
 
+def _template_flag() -> Option:
+    """`--template`. Elsewhere `--chat-template` takes a name, and so do its variables."""
+    names = "--template", "--chat-template"
+    help_text = "Print the chat template as it is, nothing else."
+    made = flag("template", *names, panel="Output", help=help_text)
+    made.envvar = ["LOCALKV_TEMPLATE"]
+    return made
+
+
 show = Command(
     "show",
     examples=[
         ("What is in a file", "localkv show model.gguf"),
-        ("Its chat template", "localkv show model.gguf --template"),
+        ("Its chat template", "localkv show model.gguf --chat-template"),
         ("Which channels of K and V are large", "localkv show model.gguf --kv --plot kv.png"),
         (
             "How far q4_0 moves attention",
@@ -330,7 +340,7 @@ show = Command(
     params=[
         file_argument(),
         *model_options(),
-        flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
+        _template_flag(),
         raw_option(),
         *kv_options(),
         json_option(),
