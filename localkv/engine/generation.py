@@ -33,6 +33,15 @@ class Forcing(Protocol):
         """Take note of the next token, drawn or forced."""
         ...
 
+    @property
+    def leads_on(self) -> bool:
+        """Whether a token that ends the text is to lead to what must follow."""
+        ...
+
+    def lead_on(self) -> None:
+        """Have tokens come that do."""
+        ...
+
 
 class Steps(Protocol):
     """Runs steps for all requests."""
@@ -244,6 +253,10 @@ class Generation(Iterator[int]):
         token = self.forced()
         if token is None:
             token = self._drawn(logits)
+            if token in self._stop_ids and self._forcing is not None and self._forcing.leads_on:
+                self._forcing.lead_on()
+                forced = self.forced()
+                token = token if forced is None else forced
         if token not in self._stop_ids:
             if self._n_logprobs is not None:
                 self._ranked.append(self._ranked_token(logits, token, self._n_logprobs))
@@ -298,7 +311,9 @@ class Generation(Iterator[int]):
     def _drawn(self, logits: Array) -> int:
         if self._draw is None:
             row, constraint = self._arrays.to_numpy(logits), self._constraint
-            row = row if constraint is None else constraint.masked(row)
+            if constraint is not None:
+                leads_on = self._forcing is not None and self._forcing.leads_on
+                row = constraint.masked(row, self._stop_ids if leads_on else ())
             if not self.ranks_after_samplers:
                 return self._sampler.sample(row)
             token, ids, probabilities = self._sampler.sample_among(row)

@@ -176,11 +176,14 @@ class TextModel(LoadedModel):
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
-            opening, most = prompt.opening, prompt.reasoning_budget
-            kept = self._kept_ids
-            calls = kept_to is not None and kept_to.is_all
-            if most is not None:
-                budget = ReasoningBudget(most, prompt, self.tokenizer, calls=calls)
+            opening, kept = prompt.opening, self._kept_ids
+            budget = ReasoningBudget(
+                prompt.reasoning_budget,
+                prompt,
+                self.tokenizer,
+                calls=kept_to is not None and kept_to.is_all,
+                must_follow=kept_to is not None and not kept_to.after,
+            )
         stream = new_stream(
             engine,
             self.tokenizer,

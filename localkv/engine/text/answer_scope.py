@@ -11,7 +11,7 @@ from localkv.loader.tokenizer import Tokenizer
 from localkv.structured.grammar import Grammar
 from localkv.structured.scope import EVERYWHERE, Scope, text_pattern
 
-_FINAL = re.compile(rb"<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+FINAL = re.compile(rb"<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 """What begins the answer proper where a model writes channels."""
 _LAST = 64
 """Tokens at the end of a prompt in which the end of reasoning is looked for."""
@@ -26,10 +26,10 @@ def answer_scope(grammar: Grammar, prompt: ChatPrompt, tokenizer: Tokenizer) -> 
     mark = text_pattern(grammar.after) if grammar.after else None
     if grammar.is_all:
         return EVERYWHERE
-    last = tokenizer.decode(prompt.ids[-_LAST:])
+    last = last_of(prompt, tokenizer)
     if channel_markers(tokenizer):
-        is_final = _FINAL.search(last.rpartition("<|start|>")[2].encode()) is not None
-        return Scope(before=None if is_final else _FINAL, mark=mark)
+        is_final = FINAL.search(last.rpartition("<|start|>")[2].encode()) is not None
+        return Scope(before=None if is_final else FINAL, mark=mark)
     if prompt.reasoning is not None:
         close = text_pattern(prompt.reasoning.close)
         return Scope(before=close, mark=mark, skips_space=True)
@@ -42,3 +42,8 @@ def answer_scope(grammar: Grammar, prompt: ChatPrompt, tokenizer: Tokenizer) -> 
         if token is not None:
             openings[token] = text_pattern(tags.close)
     return Scope(openings=openings, mark=mark, skips_space=True)
+
+
+def last_of(prompt: ChatPrompt, tokenizer: Tokenizer) -> str:
+    """The text at the end of a prompt."""
+    return tokenizer.decode(prompt.ids[-_LAST:])

@@ -1,9 +1,11 @@
-"""`ReasoningBudget`: ends a model's reasoning after a number of tokens, so that it answers."""
+"""`ReasoningBudget`: ends a model's reasoning, so that it answers."""
 
 from __future__ import annotations
 
 import codecs
 
+from localkv.engine.text.answer_scope import FINAL, last_of
+from localkv.loader.channels import channel_markers
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.reasoning_tags import (
     CHANNEL_END,
@@ -17,37 +19,68 @@ from localkv.loader.tokenizer import Tokenizer
 
 _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)
 """Bytes at the end of a text that are searched for a tag: one may be spread over several tokens."""
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ROLE, _ANSWER = "assistant", "final"
+_MOST_HEADER = 1000
+"""Characters of a message in channels that are kept: its header is among them."""
 
 
 class ReasoningBudget:
     """Counts the tokens of an answer's reasoning, and says which tokens must come when it is spent.
 
-    Those are the closing tag's; the model goes on after them. Only reasoning at the start of an
-    answer counts, as it does for those who fold it: a tag further on is text. Neither tag counts,
-    unless the model writes it in several tokens: then those of the closing one do.
+    Those are the closing tag's; the model goes on after them. They come as well where a model wants
+    to end a text within the reasoning, though something must follow it. Only reasoning at the start
+    of an answer is ended, as it is folded: a tag further on is text. Neither tag counts, unless the
+    model writes it in several tokens: then those of the closing one do.
 
     Args:
-        most: tokens of reasoning; 0 closes it at once.
+        most: tokens of reasoning; 0 closes it at once, None sets no limit.
         prompt: where the answer begins.
         tokenizer: the model's.
         calls: what follows the reasoning is a call of a tool, and no answer.
+        must_follow: a grammar says what the text has to go on with.
 
     Attributes:
         n_tokens: tokens of reasoning so far.
     """
 
     def __init__(
-        self, most: int, prompt: ChatPrompt, tokenizer: Tokenizer, *, calls: bool = False
+        self,
+        most: int | None,
+        prompt: ChatPrompt,
+        tokenizer: Tokenizer,
+        *,
+        calls: bool = False,
+        must_follow: bool = False,
     ) -> None:
         self.n_tokens = prompt.n_reasoned
         self._most = most
         self._calls = calls
+        self._must_follow = must_follow
         self._tokenizer = tokenizer
         self._tags: ReasoningTags | None = prompt.reasoning
         self._is_over = prompt.is_begun and prompt.reasoning is None
         self._forced: list[int] = []
         self._text = b""
+        self._messages = _Messages(prompt, tokenizer) if channel_markers(tokenizer) else None
         self._close_if_spent()
+
+    @property
+    def leads_on(self) -> bool:
+        """Whether a token that ends the text is to lead to what must follow (`lead_on`)."""
+        if not self._must_follow or self._forced:
+            return False
+        if self._messages is not None and not self._calls:
+            return not self._messages.are_answered
+        is_open = self._tags is not None and not self._is_over
+        return is_open and not (self._calls and _ends_within_character(self._text))
+
+    def lead_on(self) -> None:
+        """Have tokens come, and not the end of the text, that lead to what must follow."""
+        if self._messages is not None and not self._calls:
+            self._force(self._messages.up_to_answer())
+        else:
+            self._close()
 
     def forced(self) -> int | None:
         """The token that must come next, or None if the model draws it."""
@@ -55,13 +88,22 @@ class ReasoningBudget:
 
     def accept(self, token: int) -> None:
         """Take note of the next token of the answer."""
-        if self._is_over:
-            return
+        data = b""
+        if not self._is_over or self._messages is not None:
+            data = self._tokenizer.token_bytes(token, special=True)
+        was_over = self._is_over
+        if self._messages is not None:
+            self._messages.accept(data)
         if self._forced:
             del self._forced[0]
             self._is_over = not self._forced
-            return
-        self._text += self._tokenizer.token_bytes(token, special=True)
+        elif not was_over:
+            self._text += data
+            self._look()
+        elif self._messages is not None and self._messages.are_reasoning:
+            self.n_tokens += 1
+
+    def _look(self) -> None:
         text = self._text.decode(errors="replace")
         if self._tags is None:
             self._look_for_opening(text.lstrip())
@@ -83,10 +125,68 @@ class ReasoningBudget:
     def _close_if_spent(self) -> None:
         if self._calls and _ends_within_character(self._text):
             return  # a grammar of calls covers the reasoning, and has no half characters
-        if self._tags is not None and not self._is_over and self.n_tokens >= self._most:
-            is_message = self._calls and self._tags == CHANNELS
-            close = NEXT_MESSAGE if is_message else self._tags.close
-            self._forced = self._tokenizer.encode_segments([(close, True)], add_special=False)
+        is_spent = self._most is not None and self.n_tokens >= self._most
+        if is_spent and self._tags is not None and not self._is_over:
+            self._close()
+
+    def _close(self) -> None:
+        assert self._tags is not None
+        is_message = self._calls and self._tags == CHANNELS
+        self._force(NEXT_MESSAGE if is_message else self._tags.close)
+
+    def _force(self, text: str) -> None:
+        self._forced = self._tokenizer.encode_segments([(text, True)], add_special=False)
+
+
+class _Messages:
+    """Where an answer in channels is: in a message's header, in its text, or after it.
+
+    Attributes:
+        are_answered: the message has begun that is the answer.
+    """
+
+    def __init__(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
+        before, _, self._message = last_of(prompt, tokenizer).rpartition(_START)
+        if not before:  # the prompt ends far within a message
+            self._message = f"{CHANNELS.open if prompt.reasoning == CHANNELS else ''}"
+        self._bytes = b""
+        self.are_answered = FINAL.search(self._message.encode()) is not None
+
+    @property
+    def are_reasoning(self) -> bool:
+        """Whether the next token is of a message that is reasoning."""
+        header, begun, text = self._message.partition(_MESSAGE)
+        _, _, channel = header.partition(_CHANNEL)
+        is_open = bool(begun) and CHANNEL_END not in text
+        return is_open and channel.startswith("analysis") and " to=" not in header
+
+    def accept(self, data: bytes) -> None:
+        """Take note of the bytes of the next token."""
+        self._bytes += data
+        text = self._bytes.decode(errors="ignore")
+        if len(text.encode()) < len(self._bytes):
+            return  # within a character
+        self._bytes = b""
+        self._message = (self._message + text).rpartition(_START)[2]
+        if not self.are_answered:
+            self.are_answered = FINAL.search(self._message.encode()) is not None
+        if len(self._message) > _MOST_HEADER + len(CHANNEL_END):
+            self._message = self._message[:_MOST_HEADER] + self._message[-len(CHANNEL_END) :]
+
+    def up_to_answer(self) -> str:
+        """What is missing until the answer begins."""
+        final = f"{_CHANNEL}{_ANSWER}{_MESSAGE}"
+        header, is_begun, text = self._message.partition(_MESSAGE)
+        if CHANNEL_END in text:
+            return f"{_START}{_ROLE}{final}"
+        if is_begun:
+            return CHANNELS.close
+        role, has_channel, channel = header.partition(_CHANNEL)
+        if not has_channel:
+            return (_ROLE.removeprefix(role) if _ROLE.startswith(role) else "") + final
+        if _ANSWER.startswith(channel):
+            return _ANSWER.removeprefix(channel) + _MESSAGE
+        return _MESSAGE + ("" if channel.startswith(_ANSWER) else CHANNELS.close)
 
 
 def _ends_within_character(text: bytes) -> bool:
