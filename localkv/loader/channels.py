@@ -30,7 +30,7 @@ _CALL_CLOSE = "}\n</tool_call>"
 class _Decoder(Protocol):
     def push(self, token: int) -> str: ...
 
-    def flush(self) -> str: ...
+    def flush(self, *, is_cut: bool = False) -> str: ...
 
 
 class _Vocabulary(Protocol):
@@ -85,10 +85,12 @@ class ChannelDecoder:
             self._header = marker
         return rest
 
-    def flush(self) -> str:
-        rest, self._ending = self._decoder.flush() + self._ending, ""
+    def flush(self, *, is_cut: bool = False) -> str:
+        rest, ending, self._ending = self._decoder.flush(is_cut=is_cut), self._ending, ""
         header, self._header = self._header, None
-        return rest + ("" if header is None or header.startswith("<|") else header)
+        if is_cut:
+            return rest  # the model would have gone on, with a header or in a call
+        return rest + ending + ("" if header is None or header.startswith("<|") else header)
 
     def _in_header(self, piece: str) -> str:
         """A piece of a header, or the text of a model that writes none."""

@@ -53,8 +53,12 @@ class StreamDecoder:
         )
         return self._utf8.decode(data)
 
-    def flush(self) -> str:
-        """U+FFFD if the last character is still incomplete, else nothing."""
+    def flush(self, *, is_cut: bool = False) -> str:
+        """U+FFFD if the last character is still incomplete, else nothing.
+
+        Args:
+            is_cut: the rest of the character would have come, so there is none of it.
+        """
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
-        return rest
+        return "" if is_cut else rest

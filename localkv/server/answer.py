@@ -56,15 +56,19 @@ class AnswerReader:
             self._is_plain = True
         return deltas
 
-    def end(self) -> list[Delta]:
-        """What is left at the end of the text."""
+    def end(self, *, is_cut: bool = False) -> list[Delta]:
+        """What is left at the end of the text.
+
+        Args:
+            is_cut: the model would have gone on; the beginning of a tag or of a call is no text.
+        """
         deltas = list[Delta]()
-        if not self._is_plain and self._text:
+        if not self._is_plain and self._text and not is_cut:
             parts = split_reasoning(self._text)
             if parts.open and not parts.reasoning and not self.reasoning:
                 # the beginning of a tag that never came
                 deltas += self._answered(self._text[len(self._answer) :])
-        return deltas + (self._noted(self._calls.end()) if self._calls else [])
+        return deltas + (self._noted(self._calls.end(is_cut=is_cut)) if self._calls else [])
 
     def _reasoned(self, text: str) -> list[Delta]:
         self.reasoning += text

@@ -22,7 +22,6 @@ class Answers:
 
     Attributes:
         ends: of the answers, None for those that go on.
-        n_reasoned: tokens of each that are reasoning.
     """
 
     def __init__(
@@ -32,7 +31,6 @@ class Answers:
         self.prompt, self.n_prompt = prompt, n_prompt
         self.readers = list(readers)
         self.ends: list[Ended | None] = [None] * len(self.readers)
-        self.n_reasoned = [0] * len(self.readers)
 
     @property
     def ended(self) -> list[Ended]:
@@ -55,15 +53,12 @@ class Answers:
     def _deltas(self, index: int, event: Event) -> list[Delta]:
         reader = self.readers[index]
         if isinstance(event, Piece):
-            deltas = reader.push(event.text)
-            if reader.reasoning and not reader.content:
-                self.n_reasoned[index] = event.n_tokens
-            return deltas
+            return reader.push(event.text)
         if isinstance(event, Ended):
             if event.error:
                 raise RequestError(500, event.error)
             self.ends[index] = event
-            return reader.end()
+            return reader.end(is_cut=event.finish_reason != "stop" or event.stop is not None)
         return []
 
     def close(self) -> None:

@@ -9,14 +9,11 @@ from localkv.server.running_timings import RunningTimings
 from localkv.server.wire import Ended, Reading
 
 
-def openai_usage(
-    ends: Sequence[Ended], n_reasoned: int = 0, n: int | None = None
-) -> dict[str, Any]:
+def openai_usage(ends: Sequence[Ended], n: int | None = None) -> dict[str, Any]:
     """The object `usage` of one answer or of several.
 
     Args:
         ends: of the answers, those to the same prompt next to each other.
-        n_reasoned: tokens of all of them that are reasoning.
         n: answers to each prompt; None if there is one prompt only.
     """
     firsts = ends[:: n or max(1, len(ends))]
@@ -29,7 +26,9 @@ def openai_usage(
         "prompt_tokens_details": {
             "cached_tokens": sum(end.usage.cached_tokens for end in firsts),
         },
-        "completion_tokens_details": {"reasoning_tokens": n_reasoned},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(end.usage.reasoning_tokens for end in ends),
+        },
     }
 
 

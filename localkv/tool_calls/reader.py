@@ -52,16 +52,23 @@ class CallReader:
         self._source.text += piece
         return self._news()
 
-    def end(self) -> list[CallEvent]:
-        """What is left at the end of the text."""
+    def end(self, *, is_cut: bool = False) -> list[CallEvent]:
+        """What is left at the end of the text.
+
+        Args:
+            is_cut: the model would have gone on. What may become a call, or belongs to one, is no
+                text then, and arguments end where they are.
+        """
         if self._steps is None:
             return []
-        self._source.is_all = True
-        return self._news()
+        self._source.is_all = not is_cut
+        return self._news(is_cut=is_cut)
 
-    def _news(self) -> list[CallEvent]:
+    def _news(self, *, is_cut: bool = False) -> list[CallEvent]:
         source = self._source
-        if self._steps is not None:
+        if is_cut:
+            source.end_call(is_whole=False)
+        elif self._steps is not None:
             next(self._steps, None)
         if source.is_all:
             source.say(source.text[source.at :])

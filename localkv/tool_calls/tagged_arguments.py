@@ -54,9 +54,9 @@ def tagged_call(
     """
     source.begin_call(name)
     is_whole = yield from _arguments(source, argument, closing, in_lines)
+    source.end_call(is_whole=is_whole)
     if is_whole:
         yield from after(source, end)
-    source.end_call(is_whole=is_whole)
 
 
 def _arguments(

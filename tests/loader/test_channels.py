@@ -20,7 +20,13 @@ NEXT = "<|end|><|start|>assistant"
 CALL = " to=functions.weather <|constrain|>json<|message|>"
 
 
-def read(written: str, prompt: str = PROMPT, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
+def read(
+    written: str | list[int],
+    prompt: str = PROMPT,
+    tokenizer: Tokenizer = TOKENIZER,
+    *,
+    is_cut: bool = False,
+) -> list[str]:
     """The pieces of text that a written answer becomes, and what comes with its end."""
     before = tokenizer.encode(prompt, parse_special=True)
     decoder = ChannelDecoder(
@@ -28,8 +34,9 @@ def read(written: str, prompt: str = PROMPT, tokenizer: Tokenizer = TOKENIZER) -
         channel_markers(tokenizer),
         before,
     )
-    ids = tokenizer.encode(written, add_special=False, parse_special=True)
-    return [*map(decoder.push, ids), decoder.flush()]
+    if isinstance(written, str):
+        written = tokenizer.encode(written, add_special=False, parse_special=True)
+    return [*map(decoder.push, written), decoder.flush(is_cut=is_cut)]
 
 
 @pytest.mark.parametrize(
@@ -127,3 +134,13 @@ def test_models_without_channels() -> None:
     assert [name for name, family in FAMILIES.items() if writes_channels(family.source)] == [
         "gpt-oss"
     ]
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_a_whole_one() -> None:
+    """Of a call only what the model wrote, and nothing of a header."""
+    written = f'{ANALYSIS}Hm.{NEXT}<|channel|>commentary{CALL}{{"place": "Bern"}}'
+    for text in (written, f'{CALL}{{"place": "Bern"}}', f"{FINAL}Yes, 漢!"):
+        ids = TOKENIZER.encode(text, add_special=False, parse_special=True)
+        whole = "".join(read(text))
+        for n in range(len(ids)):
+            assert whole.startswith("".join(read(ids[:n], is_cut=True)))

@@ -189,3 +189,46 @@ def test_an_odd_tool_is_named_and_others_keep_to_their_schemas(tooled: RunningSe
         answer = client.chat.completions.create(tool_choice=choice, **options)
     (call,) = answer.choices[0].message.tool_calls
     check(json.loads(call.function.arguments))
+
+
+CUTS: dict[str, Any] = {
+    "/v1/chat/completions": ("max_tokens", {"tools": [TOOL], "tool_choice": "required"}),
+    "/v1/messages": (
+        "max_tokens",
+        {
+            "tools": [{"name": "weather", "input_schema": PARAMETERS}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    "/v1/responses": (
+        "max_output_tokens",
+        {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+    ),
+}
+
+
+def texts_in(path: str, answer: dict[str, Any]) -> list[str]:
+    if path == "/v1/chat/completions":
+        return [answer["choices"][0]["message"]["content"] or ""]
+    if path == "/v1/messages":
+        return [part["text"] for part in answer["content"] if part["type"] == "text"]
+    parts = [part for one in answer["output"] for part in one.get("content", ())]
+    return [part["text"] for part in parts]
+
+
+@pytest.mark.parametrize("path", CUTS)
+def test_a_call_that_is_cut_is_no_text(tooled: RunningServer, path: str):
+    most, fields = CUTS[path]
+    asked = {"input": "Weather?"} if path == "/v1/responses" else {"messages": ASK["messages"]}
+    for n in (*range(1, 30, 3), 40):
+        status, answer = tooled.post(path, {"model": "tales", **asked, **fields, most: n})
+        assert status == 200
+        assert "".join(texts_in(path, answer)) == "", (n, answer)
+
+
+def test_a_streamed_call_that_is_cut_is_no_text(tooled: RunningServer):
+    with openai.OpenAI(base_url=f"{tooled.url}/v1", api_key="none") as client:
+        for n in (2, 8, 14, 20):
+            options = {"model": "tales", "tools": [TOOL], **ASK, "max_tokens": n}
+            chunks = client.chat.completions.create(tool_choice="required", stream=True, **options)
+            assert not any(one.choices and one.choices[0].delta.content for one in chunks)

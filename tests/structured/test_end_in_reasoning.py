@@ -85,6 +85,17 @@ def test_what_must_follow_follows(llm: LLM, options: Any, others: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the chat template does not")
+def test_reasoning_is_counted_apart_from_what_follows(llm: LLM) -> None:
+    options = CASES[2]
+    done = llm.chat(ASKED, reasoning_budget=5, max_tokens=200, seed=4, **options).completion
+    n = done.usage.reasoning_tokens
+    begins = llm.chat(ASKED, reasoning_budget=0, max_tokens=200, seed=4, **options).completion
+    assert n in (0, 5)
+    assert begins.usage.reasoning_tokens == 0
+    assert done.usage.completion_tokens > n + 5
+
+
+@pytest.mark.filterwarnings("ignore:the chat template does not")
 def test_what_may_follow_need_not(llm: LLM) -> None:
     done = llm.chat(ASKED, tools=TOOLS, max_tokens=50, logit_bias=eager(llm)).completion
     assert (done.finish_reason, done.tool_calls) == ("stop", ())

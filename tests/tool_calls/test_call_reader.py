@@ -238,6 +238,30 @@ def test_calls_of_every_family(family: Family, text: str, wanted: list[tuple[str
     assert content.strip() in ("", "Yes.", "So:", "Hm.")
 
 
+def cut(family: Family, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The content and the calls of an answer that would have gone on."""
+    reader = CallReader(family, TOOLS)
+    events = [event for piece in pieces for event in reader.push(piece)]
+    content, found = gathered([*events, *reader.end(is_cut=True)])
+    return content, [(one.name, one.arguments) for one in found]
+
+
+@pytest.mark.parametrize(("family", "text", "wanted"), TEXTS)
+def test_a_call_that_is_cut_is_the_beginning_of_a_whole_one(
+    family: Family, text: str, wanted: list[tuple[str, object]]
+) -> None:
+    """Nothing of its marks becomes text, wherever that is, nor of what is before the next one."""
+    whole = f"Oh: {text}\n{text}" if family not in (LLAMA3, GENERIC) else text
+    content, found = gathered(read(family, [whole]))
+    for at in range(len(whole)):
+        begun, calls = cut(family, [whole[:at]])
+        assert content.startswith(begun), whole[:at]
+        assert len(calls) <= len(found)
+        for (name, arguments), call in zip(calls, found, strict=False):
+            assert (name, call.arguments[: len(arguments)]) == (call.name, arguments), whole[:at]
+        assert cut(family, list(whole[:at])) == (begun, calls)
+
+
 PLAIN = [
     "Just text, <b>bold</b> and [1] {x}.",
     ' \n{"name": "somebody", "age": 3}',

@@ -8,7 +8,7 @@ from typing import Any
 
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import CHANNELS, THINK_TAGS, tags_at_start
+from localkv.loader.reasoning_tags import CHANNELS, REASONING_TAGS, THINK_TAGS, tags_at_start
 from localkv.loader.tokenizer import Tokenizer
 from localkv.structured.grammar import Grammar, grammar_of
 from localkv.tool_calls.call_grammar import call_grammar
@@ -57,17 +57,23 @@ class AnswerCalls:
         """What looks for the calls in the answer to a prompt."""
         return ReadCalls(self, prompt)
 
-    def read(self, text: str, prompt: ChatPrompt) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(
+        self, text: str, prompt: ChatPrompt, *, is_cut: bool = False
+    ) -> tuple[str, tuple[ToolCall, ...]]:
         """An answer without reasoning and calls, and its calls.
 
         Args:
             text: of the stream that answers the prompt.
+            is_cut: the model would have gone on; the beginning of a tag or of a call is no text.
         """
         if prompt.reasoning is not None and not prompt.opening:
             tags = THINK_TAGS if prompt.reasoning == CHANNELS else prompt.reasoning
             text = tags.open + text
         reader = CallReader(self.family, self.tools)
-        return gathered([*reader.push(_answer(text)), *reader.end()])
+        start = text.lstrip()
+        if is_cut and start and any(tags.open.startswith(start) for tags in REASONING_TAGS):
+            text = ""
+        return gathered([*reader.push(_answer(text)), *reader.end(is_cut=is_cut)])
 
 
 class ReadCalls:
@@ -81,16 +87,16 @@ class ReadCalls:
     def __init__(self, calls: AnswerCalls, prompt: ChatPrompt) -> None:
         self._calls = calls
         self._prompt = prompt
-        self._text = ""
+        self._text, self._is_cut = "", False
 
-    def of(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    def of(self, text: str, *, is_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
         """The content and the calls of the whole answer."""
-        self._text = text
+        self._text, self._is_cut = text, is_cut
         return self._found
 
     @cached_property
     def _found(self) -> tuple[str, tuple[ToolCall, ...]]:
-        return self._calls.read(self._text, self._prompt)
+        return self._calls.read(self._text, self._prompt, is_cut=self._is_cut)
 
 
 def _answer(text: str) -> str:

@@ -53,7 +53,7 @@ def new_stream(
         opening: text at the end of the prompt that the stream's begins with.
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.
-        budget: of an answer's reasoning.
+        budget: of an answer's reasoning, which it counts.
         grammar: what the text keeps to, where `scope` says, or everywhere; it needs
             `grammar_tokens`.
         predictions: keeps what an audit needs.
@@ -111,5 +111,11 @@ def new_stream(
         decoder = ChannelDecoder(decoder, markers, ids)
     token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
     return TextStream(
-        generation, decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
+        generation,
+        decoder,
+        stops,
+        sampler.seed,
+        opening=opening,
+        n_reasoned=lambda: 0 if budget is None else budget.n_written,
+        token_bytes=token_bytes,
     )

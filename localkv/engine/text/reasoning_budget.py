@@ -41,7 +41,7 @@ class ReasoningBudget:
         must_follow: a grammar says what the text has to go on with.
 
     Attributes:
-        n_tokens: tokens of reasoning so far.
+        n_tokens: tokens of reasoning so far, those in the prompt included.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ReasoningBudget:
         must_follow: bool = False,
     ) -> None:
         self.n_tokens = prompt.n_reasoned
+        self._n_begun = prompt.n_reasoned
         self._most = most
         self._calls = calls
         self._must_follow = must_follow
@@ -64,6 +65,11 @@ class ReasoningBudget:
         self._text = b""
         self._messages = _Messages(prompt, tokenizer) if channel_markers(tokenizer) else None
         self._close_if_spent()
+
+    @property
+    def n_written(self) -> int:
+        """Tokens of reasoning in the answer."""
+        return self.n_tokens - self._n_begun
 
     @property
     def leads_on(self) -> bool:

@@ -25,7 +25,9 @@ class TokenDecoder(Protocol):
 
     def push(self, token_id: int) -> str: ...
 
-    def flush(self) -> str: ...
+    def flush(self, *, is_cut: bool = False) -> str:
+        """What is left at the end, which `is_cut` where the model would have gone on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Usage:
     Of the prompt `cached_tokens` were not evaluated again. The next `lost_tokens` were the same as
     before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
     recurrent layers no state from there. Of the completion, `accepted_tokens` were guessed
-    rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`.
+    rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`, and
+    `reasoning_tokens` are reasoning, without its tags.
     `requantised_pages` of a cache with a budget changed to smaller types meanwhile.
     """
 
@@ -92,6 +95,7 @@ class Usage:
     accepted_tokens: int = 0
     verified_batches: int = 0
     requantised_pages: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,7 @@ class TextStream(Iterator[str]):
         stops: strings that end the text.
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
+        n_reasoned: how many tokens so far are reasoning.
         token_bytes: the bytes of a token, if its logprobs are asked for.
 
     Attributes:
@@ -174,6 +179,7 @@ class TextStream(Iterator[str]):
         seed: int,
         *,
         opening: str = "",
+        n_reasoned: Callable[[], int] = lambda: 0,
         token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         self.generation = generation
@@ -188,6 +194,7 @@ class TextStream(Iterator[str]):
         self.calls: ReadCalls | None = None
         self.audited: Callable[[], Audit | None] | None = None
         self._audit: Audit | None = None
+        self._n_reasoned = n_reasoned
         self._token_bytes = token_bytes
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
@@ -288,7 +295,7 @@ class TextStream(Iterator[str]):
         """The text that the next token adds, which may be none yet."""
         token = next(self.generation, None)
         if token is None:
-            piece = self._decoder.flush()
+            piece = self._decoder.flush(is_cut=self.generation.finish_reason != "stop")
         else:
             piece = self._decoder.push(token)
             self._sizes.append(len(piece))
@@ -310,7 +317,11 @@ class TextStream(Iterator[str]):
         stats, text = self.stats, "".join(self._text)
         if self.audited is not None:
             self._audit, self.audited = self.audited(), None
-        content, tool_calls = (None, ()) if self.calls is None else self.calls.of(text)
+        content: str | None = None
+        tool_calls: tuple[ToolCall, ...] = ()
+        if self.calls is not None:
+            is_cut = self._finish_reason != "stop" or self._stops.hit is not None
+            content, tool_calls = self.calls.of(text, is_cut=is_cut)
         return Completion(
             text=text,
             finish_reason=self._finish_reason,
@@ -324,6 +335,7 @@ class TextStream(Iterator[str]):
                 accepted_tokens=stats.n_accepted,
                 verified_batches=stats.n_verified,
                 requantised_pages=stats.requantised.n_pages,
+                reasoning_tokens=min(self._n_reasoned(), stats.n_generated),
             ),
             timings=Timings(
                 prompt_seconds=stats.prompt_seconds,

@@ -53,7 +53,7 @@ class OpenAIAnswer(ABC):
     def totals(self) -> dict[str, Any]:
         """The objects `usage` of all answers, and `timings` of the first."""
         ends = self.answers.ended
-        usage = openai_usage(ends, sum(self.answers.n_reasoned), self._n)
+        usage = openai_usage(ends, self._n)
         return {"usage": usage, "timings": native_timings(ends[0])}
 
     @abstractmethod

@@ -254,7 +254,7 @@ class ResponseAnswer:
             "error": None,
             "incomplete_details": None,
             "output": output,
-            "usage": None if end is None else _usage(end, self.answers.n_reasoned[0]),
+            "usage": None if end is None else _usage(end),
             **fields,
         }
 
@@ -391,13 +391,13 @@ def _content(part: Part) -> dict[str, Any]:
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
 
 
-def _usage(end: Ended, n_reasoned: int) -> dict[str, Any]:
+def _usage(end: Ended) -> dict[str, Any]:
     usage = end.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": n_reasoned},
+        "output_tokens_details": {"reasoning_tokens": end.usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
 
