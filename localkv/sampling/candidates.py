@@ -180,8 +180,8 @@ def fewest(
         in_order: no candidate with a larger key is less probable.
     """
     # Mostly few tokens hold the mass; else bins say which ones are to be sorted.
-    kept = _fewest_of(largest(keys, 256), keys, probabilities, mass, side, min_keep)
-    if kept is None and min_keep < 256:
+    kept = _fewest_of(largest(keys, max(256, min_keep)), keys, probabilities, mass, side, min_keep)
+    if kept is None:  # the mass takes more than `min_keep`
         likely = _likely(probabilities, mass) if in_order else None
         if likely is not None:
             kept = _fewest_by_bins(keys[likely], probabilities[likely], mass, side)

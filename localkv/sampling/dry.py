@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from localkv.sampling.candidates import Candidates, Ints, find
 
@@ -15,80 +14,93 @@ if TYPE_CHECKING:
     from localkv.sampling.params import SamplingParams
     from localkv.sampling.state import SamplerState
 
-Breakers = Mapping[int, set[tuple[int, ...]]]
-"""DRY's sequence breakers: a token that one begins with -> the tokens that then complete it, none
-where the token holds the whole breaker."""
+Tails = frozenset[tuple[int, ...]]
+"""The tokens that complete a sequence breaker which begins in some token, each way that there is;
+none at all where the token holds the whole breaker."""
+NONE: Tails = frozenset()
+LONGEST_TAIL = 20
+LONGEST_BREAKER_BYTES = 40
+_MOST_LENGTHS = 32
+"""Lengths of runs that are looked for one by one, before all are at once."""
 
 
-def dry_breakers(
-    breakers: Sequence[str],
-    texts: Sequence[str],
-    tokenize: Callable[[str], Sequence[int]] | None = None,
-) -> Breakers:
+class Breakers:
     """The token sequences in which a sequence breaker can turn up.
 
     Either one token holds the breaker, or a token ends with its beginning and the rest follows, as
     the tokenizer cuts it. As in llama.cpp a breaker is cut to 40 bytes and the rest to 20 tokens.
+    A token is looked at when it turns up, since a vocabulary has too many of them.
 
     Args:
-        breakers: texts.
-        texts: of all tokens, by id.
-        tokenize: cuts the rest of a breaker; None takes the longest token that fits, each time.
+        texts: the breakers.
+        token_text: text of a token.
+        tokenize: cuts the rest of a breaker; without it, only whole breakers are found.
     """
-    tokenize = tokenize or _longest_match(texts)
-    found: dict[int, set[tuple[int, ...]]] = {}
-    for text in breakers:
-        breaker = text.encode()[:40].decode(errors="ignore")
-        if not breaker:
-            continue
-        cuts = {breaker[:i]: tokenize(breaker[i:]) for i in range(1, len(breaker))}
-        tails = {beginning: tuple(rest)[:20] for beginning, rest in cuts.items() if rest}
-        for token, word in enumerate(texts):
-            if breaker in word:
-                found.setdefault(token, set()).add(())
-            elif word.endswith(tuple(tails)):
-                ends = {tail for beginning, tail in tails.items() if word.endswith(beginning)}
-                found.setdefault(token, set()).update(ends)
-    return found
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        token_text: Callable[[int], str],
+        tokenize: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
+        cut = (text.encode()[:LONGEST_BREAKER_BYTES].decode(errors="ignore") for text in texts)
+        self._texts = tuple(dict.fromkeys(text for text in cut if text))
+        self._token_text = token_text
+        self._tokenize = tokenize
+        self._begun = dict[str, list[str]]()
+        for text in self._texts:
+            for n in range(1, len(text)):
+                self._begun.setdefault(text[:n], []).append(text)
+        self._longest = max(map(len, self._begun), default=0)
+        self._tails = dict[int, Tails]()
+        self._rests = dict[str, tuple[int, ...]]()
+
+    def __call__(self, token: int) -> Tails:
+        """What completes the breakers that begin in a token."""
+        tails = self._tails.get(token)
+        if tails is None:
+            tails = self._tails[token] = self._found(self._token_text(token))
+        return tails
+
+    def _found(self, word: str) -> Tails:
+        within = {text for text in self._texts if text in word}
+        found: set[tuple[int, ...]] = {()} if within else set()
+        for n in range(1, min(len(word), self._longest) + 1):
+            for text in self._begun.get(word[-n:], ()):
+                if text not in within and (rest := self._rest(text[n:])):
+                    found.add(rest)
+        return frozenset(found)
+
+    def _rest(self, text: str) -> tuple[int, ...]:
+        """The first tokens of what follows the beginning of a breaker."""
+        ids = self._rests.get(text)
+        if ids is None:
+            cut = () if self._tokenize is None else self._tokenize(text)
+            ids = self._rests[text] = tuple(cut)[:LONGEST_TAIL]
+        return ids
 
 
-def _longest_match(texts: Sequence[str]) -> Callable[[str], list[int]]:
-    ids = {word: token for token, word in reversed(list(enumerate(texts))) if word}
-
-    def tokenize(text: str) -> list[int]:
-        tokens = []
-        while text:
-            fits = [n for n in range(len(text), 0, -1) if text[:n] in ids]
-            if not fits:
-                return []
-            tokens.append(ids[text[: fits[0]]])
-            text = text[fits[0] :]
-        return tokens
-
-    return tokenize
+def broken_at(tokens: Sequence[int], i: int, tails_of: Callable[[int], Tails]) -> int:
+    """Where the last breaker begins that token `i` completes; -1 if it completes none."""
+    for start in range(i, max(-1, i - LONGEST_TAIL - 1), -1):
+        tails = tails_of(tokens[start])
+        if tails and tuple(tokens[start + 1 : i + 1]) in tails:
+            return start
+    return -1
 
 
-def heads_of(breakers: Breakers) -> npt.NDArray[np.bool_]:
-    """Whether a breaker begins in a token, bool [largest of them + 2]; the last one is False."""
-    heads = np.zeros(max(breakers, default=-1) + 2, np.bool_)
-    heads[list(breakers)] = True
-    return heads
-
-
-def _tokens_since_breaker(recent: Ints, breakers: Breakers, heads: npt.NDArray[np.bool_]) -> int:
-    """How many of the last tokens come after the last sequence breaker; all, if there is none."""
-    n = len(recent)
-    if not breakers:
-        return n
-    at = np.flatnonzero(heads[np.minimum(recent, len(heads) - 1)])
-    for head in reversed(at.tolist()):
-        since = n - 1 - int(head)
-        after = recent[n - since :]
-        tails = breakers[int(recent[n - 1 - since])]
-        fits = [len(tail) for tail in tails if tuple(after[: len(tail)]) == tail]
-        if fits:
-            return since - max(fits)
-    return n
+def last_breaker(tokens: Sequence[int], tails_of: Callable[[int], Tails]) -> tuple[int, int]:
+    """Where the last breaker in a text begins and ends, the longest one there; (-1, 0) if there is
+    none."""
+    n = len(tokens)
+    for start in range(n - 1, -1, -1):
+        if tails := tails_of(tokens[start]):
+            sizes = sorted({len(tail) for tail in tails}, reverse=True)
+            for size in sizes:
+                end = start + 1 + size
+                if end <= n and tuple(tokens[start + 1 : end]) in tails:
+                    return start, end
+    return -1, 0
 
 
 def repeats(recent: Ints, most: int, before: Ints | None = None) -> Ints:
@@ -107,13 +119,29 @@ def repeats(recent: Ints, most: int, before: Ints | None = None) -> Ints:
         lengths = np.minimum(lengths + 1, np.minimum(np.arange(1, n), most))
         return np.where(recent[:-1] == recent[-1], lengths, 0)
     ends = np.arange(n - 1)
-    for length in range(1, most + 1):
+    for length in range(1, min(most, _MOST_LENGTHS) + 1):
         ends = ends[ends >= length - 1]
         ends = ends[recent[ends - (length - 1)] == recent[n - length]]
         if not len(ends):
-            break
+            return lengths
         lengths[ends] = length
-    return lengths
+    return lengths if most <= _MOST_LENGTHS else np.minimum(_common_ends(recent.tolist()), most)
+
+
+def _common_ends(tokens: list[int]) -> Ints:
+    """What `repeats` says, without a limit: the Z algorithm (Gusfield 1997) from the end on, a
+    step for each token however long the runs are."""
+    tokens.reverse()
+    n = len(tokens)
+    found, left, right = [0] * n, 0, 0
+    for i in range(1, n):
+        size = min(right - i, found[i - left]) if i < right else 0
+        while i + size < n and tokens[size] == tokens[i + size]:
+            size += 1
+        if i + size > right:
+            left, right = i, i + size
+        found[i] = size
+    return np.array(found[:0:-1], np.int64)
 
 
 def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
@@ -128,7 +156,7 @@ def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
     base, allowed_length = params.dry_base, params.dry_allowed_length
     recent, breakers = state.recent(params.dry_penalty_last_n), state.breakers
     n = len(recent)
-    limit = _tokens_since_breaker(recent, breakers, state.breaker_heads)
+    limit = state.since_breaker(params.dry_penalty_last_n)
     if n <= allowed_length or limit < allowed_length:
         return candidates
     max_exponent = int(88.7228391 / math.log(base)) if base > 1.000001 else n
@@ -138,7 +166,7 @@ def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
     tokens, inverse = np.unique(recent[1:][again], return_inverse=True)
     longest = np.zeros(len(tokens), np.int64)
     np.maximum.at(longest, inverse, lengths[again])
-    breaks = np.array([() in breakers.get(token, ()) for token in tokens.tolist()], np.bool_)
+    breaks = np.array([() in breakers(token) for token in tokens.tolist()], np.bool_)
     penalty = params.dry_multiplier * np.power(base, longest - allowed_length)
     penalty = np.where(breaks, 0.0, penalty)
     at, found = find(candidates.ids, tokens)

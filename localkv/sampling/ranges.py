@@ -45,7 +45,7 @@ RANGES = {
     "top_n_sigma": _SCALE,
     "xtc_probability": _SHARE,
     "xtc_threshold": _SHARE,
-    "min_keep": _COUNT,
+    "min_keep": Range(0, 4096),
     "repeat_last_n": _LAST_N,
     "repeat_penalty": Range(1e-6, 1e6),
     "frequency_penalty": _SCALE,

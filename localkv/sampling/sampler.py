@@ -6,9 +6,9 @@ are looked for in.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from localkv.sampling.candidates import (
     starting,
     starting_with,
 )
-from localkv.sampling.dry import Breakers, dry_breakers
+from localkv.sampling.dry import NONE, Breakers
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.samplers import logit_bias
 from localkv.sampling.state import SamplerState, Snapshot
@@ -42,7 +42,7 @@ class Sampler:
         n_ctx: tokens of context, which a `last_n` of -1 stands for.
         token_text: text of a token; without it DRY has no sequence breakers.
         tokenize: text to token ids, no special tokens added; cuts sequence breakers that span
-            tokens, see `dry_breakers`.
+            tokens, see `Breakers`.
 
     Attributes:
         params: as given.
@@ -61,6 +61,8 @@ class Sampler:
         for token in params.logit_bias:
             if token >= n_vocab:
                 raise UsageError(f"logit_bias names token {token}; the vocabulary has {n_vocab}")
+        if sum(bias == -math.inf for bias in params.logit_bias.values()) >= n_vocab:
+            raise UsageError("logit_bias bans every token", "leave one that can be drawn")
         seed = params.seed
         self.params = params
         self.seed = secrets.randbits(32) if seed is None or seed == -1 else int(seed)
@@ -80,7 +82,9 @@ class Sampler:
             self.seed,
             n_ctx=n_ctx,
             windows=[entry.last_n(params) for entry in active],
-            find_breakers=partial(_find_breakers, params, n_vocab, token_text, tokenize),
+            tails_of=(lambda token: NONE)
+            if token_text is None
+            else Breakers(params.dry_sequence_breakers, token_text, tokenize),
         )
 
     def reset(self) -> None:
@@ -175,15 +179,3 @@ class Sampler:
         if not np.isfinite(logits[best]):
             raise LocalKVError("the model produced NaN or infinite logits")
         return best
-
-
-def _find_breakers(
-    params: SamplingParams,
-    n_vocab: int,
-    token_text: Callable[[int], str] | None,
-    tokenize: Callable[[str], Sequence[int]] | None,
-) -> Breakers:
-    if token_text is None:
-        return {}
-    texts = [token_text(token) for token in range(n_vocab)]
-    return dry_breakers(params.dry_sequence_breakers, texts, tokenize)

@@ -24,6 +24,7 @@ from localkv.sampling.candidates import (
     without,
 )
 from localkv.sampling.params import SamplingParams
+from localkv.sampling.ranges import LEAST_TEMPERATURE
 from localkv.sampling.state import SamplerState
 
 LEAST_POSITIVE = 5e-324
@@ -123,7 +124,8 @@ def xtc(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
 
 
 def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
-    """Divides the logits by the temperature; one that is not positive leaves the largest only.
+    """Divides the logits by the temperature; one that is not positive leaves the largest only, and
+    so does one that is too small to divide by.
 
     With a range the temperature is, after kalomaze's dynamic temperature,
     `low + (high - low) * (entropy / log(n)) ** exponent`, with `low = max(0, temp - range)` and
@@ -132,9 +134,10 @@ def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState)
     temp = params.temperature
     if params.dynatemp_range > 0 and len(candidates.ids) > 1:
         spread = entropy(softmax(candidates.logits)) / math.log(len(candidates.ids))
+        spread = min(1.0, spread)  # but for rounding it is
         low, high = max(0.0, temp - params.dynatemp_range), temp + params.dynatemp_range
         temp = low + (high - low) * spread**params.dynatemp_exponent
-    if temp > 0:
+    if temp >= LEAST_TEMPERATURE:
         np.divide(candidates.logits, temp, out=candidates.logits)
         return candidates
     return only(candidates, candidates.logits.argmax(0, keepdims=True))

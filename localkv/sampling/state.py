@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from localkv.sampling.candidates import Ints
-from localkv.sampling.dry import Breakers, heads_of, repeats
+from localkv.sampling.dry import Tails, broken_at, last_breaker, repeats
 
 MOST_UNDONE = 256
 """Tokens that can be taken back, at least."""
@@ -27,11 +25,13 @@ class Snapshot(NamedTuple):
         n_accepted: tokens of the text.
         random: state of the generator.
         runs: what is known of repeats there.
+        breaker: what is known of breakers: after how many tokens, where the last begins and ends.
     """
 
     n_accepted: int
     random: Any
     runs: dict[tuple[int, int], tuple[int, Ints]]
+    breaker: tuple[int, int, int]
 
 
 class SamplerState:
@@ -41,7 +41,7 @@ class SamplerState:
         seed: of the random generator.
         n_ctx: tokens of context, which a `last_n` of -1 stands for.
         windows: the `last_n` of each sampler.
-        find_breakers: DRY's sequence breakers; called once, when they are first needed.
+        tails_of: what completes DRY's sequence breakers that begin in a token (`Breakers`).
 
     Attributes:
         random: the generator.
@@ -54,12 +54,12 @@ class SamplerState:
         *,
         n_ctx: int,
         windows: Iterable[int],
-        find_breakers: Callable[[], Breakers],
+        tails_of: Callable[[int], Tails],
     ) -> None:
         self._seed = seed
         self._n_ctx = n_ctx
         self._n_kept = max(map(self._window, windows), default=0)
-        self._find_breakers = find_breakers
+        self.breakers = tails_of
         self.reset()
 
     def reset(self) -> None:
@@ -67,6 +67,7 @@ class SamplerState:
         self._accepted = array("i")
         self.n_accepted = 0
         self._runs: dict[tuple[int, int], tuple[int, Ints]] = {}
+        self._breaker = -1 - _MOST_CAUGHT_UP, -1, 0
         self.random = np.random.Generator(np.random.PCG64(self._seed))
 
     def accept(self, token: int) -> None:
@@ -80,7 +81,8 @@ class SamplerState:
 
     def snapshot(self) -> Snapshot:
         """What `restore` comes back to."""
-        return Snapshot(self.n_accepted, self.random.bit_generator.state, dict(self._runs))
+        random = self.random.bit_generator.state
+        return Snapshot(self.n_accepted, random, dict(self._runs), self._breaker)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes back the tokens and the random numbers since a snapshot.
@@ -94,7 +96,7 @@ class SamplerState:
         if n_undone and self._n_kept:
             del self._accepted[-n_undone:]
         self.n_accepted = snapshot.n_accepted
-        self._runs = dict(snapshot.runs)
+        self._runs, self._breaker = dict(snapshot.runs), snapshot.breaker
         self.random.bit_generator.state = snapshot.random
 
     def recent(self, last_n: int) -> Ints:
@@ -121,14 +123,22 @@ class SamplerState:
         self._runs[last_n, most] = self.n_accepted, lengths
         return lengths
 
+    def since_breaker(self, last_n: int) -> int:
+        """How many of the last tokens come after the last sequence breaker; all of them, if there
+        is none among them."""
+        kept, n = self._accepted, self.n_accepted
+        n_window = min(len(kept), self._window(last_n))
+        n_known, start, end = self._breaker
+        if 0 <= n - n_known <= _MOST_CAUGHT_UP:
+            for i in range(len(kept) - (n - n_known), len(kept)):
+                at = n - len(kept) + broken_at(kept, i, self.breakers)
+                if at >= max(start, n - len(kept)):
+                    start, end = at, n - len(kept) + i + 1
+        else:
+            start, end = last_breaker(kept[len(kept) - n_window :], self.breakers)
+            start, end = (start, end) if start < 0 else (n - n_window + start, n - n_window + end)
+        self._breaker = n, start, end
+        return n_window if start < n - n_window else n - end
+
     def _window(self, last_n: int) -> int:
         return self._n_ctx if last_n == -1 else last_n
-
-    @cached_property
-    def breakers(self) -> Breakers:
-        return self._find_breakers()
-
-    @cached_property
-    def breaker_heads(self) -> npt.NDArray[np.bool_]:
-        """Whether a breaker begins in a token, see `heads_of`."""
-        return heads_of(self.breakers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.sampling.candidates import Candidates
-from localkv.sampling.dry import Breakers, dry, dry_breakers
+from localkv.sampling.dry import NONE, Breakers, Tails, dry, repeats
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.sampling.state import SamplerState
@@ -20,7 +22,7 @@ examples = settings(deadline=None, max_examples=100)
 def penalised(
     start: Candidates,
     history: list[int],
-    breakers: Breakers,
+    breakers: Mapping[int, Tails],
     multiplier: float,
     base: float,
     allowed_length: int,
@@ -29,26 +31,24 @@ def penalised(
     params = SamplingParams(
         dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed_length
     )
-    state = SamplerState(1, n_ctx=4096, windows=[-1], find_breakers=lambda: breakers)
+    state = SamplerState(1, n_ctx=4096, windows=[-1], tails_of=lambda t: breakers.get(t, NONE))
     for token in history:
         state.accept(token)
     return dry(Candidates(start.ids, start.logits.copy()), params, state)
 
 
-BREAKERS = {3: {()}, 2: {(1,), (1, 1, 0)}, 1: {(1,)}}
+BREAKERS = {3: frozenset({()}), 2: frozenset({(1,), (1, 1, 0)}), 1: frozenset({(1,)})}
 
 
 @examples
 @given(
     histories, st.integers(0, 4), st.sampled_from([1.0, 1.2, 3.0]), st.sampled_from([{}, BREAKERS])
 )
-def test_dry(
-    history: list[int], allowed: int, base: float, breakers: dict[int, set[tuple[int, ...]]]
-) -> None:
+def test_dry(history: list[int], allowed: int, base: float, breakers: dict[int, Tails]) -> None:
     n = len(history)
     limit = n
     for at in reversed(range(n)):
-        tails = breakers.get(history[at], set())
+        tails = breakers.get(history[at], NONE)
         ends = [at + 1 + len(t) for t in tails if tuple(history[at + 1 : at + 1 + len(t)]) == t]
         if ends:
             limit = n - max(ends)
@@ -80,31 +80,73 @@ def test_dry_takes_the_longest_breaker() -> None:
     # 2 1 is a breaker and 2 1 1 0 is one, after which nothing is left that could be a repeat.
     history = [1, 0, 4, 2, 1, 1, 0]
     start = Candidates(np.arange(5), np.zeros(5))
-    assert penalised(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
-    assert not penalised(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
+    short, both = frozenset({(1,)}), frozenset({(1,), (1, 1, 0)})
+    assert penalised(start, history, {2: short}, 1.0, 1.2, 2).logits[4] == -1
+    assert not penalised(start, history, {2: both}, 1.0, 1.2, 2).logits.any()
+
+
+@examples
+@given(histories, st.integers(1, 12))
+def test_the_last_breaker_is_the_same_from_token_to_token(history: list[int], last_n: int) -> None:
+    def state() -> SamplerState:
+        tails = BREAKERS | {4: frozenset({(3, 3)})}
+        return SamplerState(1, n_ctx=99, windows=[last_n], tails_of=lambda t: tails.get(t, NONE))
+
+    stepwise = state()
+    for n, token in enumerate(history):
+        stepwise.accept(token)
+        before = stepwise.snapshot()
+        stepwise.accept(2)
+        stepwise.since_breaker(last_n)
+        stepwise.restore(before)
+        at_once = state()
+        for known in history[: n + 1]:
+            at_once.accept(known)
+        assert stepwise.since_breaker(last_n) == at_once.since_breaker(last_n)
+
+
+@examples
+@given(st.lists(st.integers(0, 1), min_size=2, max_size=99), st.integers(0, 99))
+def test_runs_of_any_length(history: list[int], most: int) -> None:
+    history = history[:20] + history
+    n = len(history)
+
+    def run(end: int) -> int:
+        same = (m for m in range(end + 1) if history[end - m : end] == history[n - m :])
+        return min(max(same), most)
+
+    assert repeats(np.array(history), most).tolist() == [run(end) for end in range(1, n)]
 
 
 TEXTS = ["a", "\n", "x\n", "##", "# y", "###", "\n###", "", "#"]
 
 
+def found(
+    breakers: list[str], texts: list[str], tokenize: Callable[[str], list[int]] | None = None
+) -> dict[int, Tails]:
+    """The tokens in which one of the breakers begins, and what completes it."""
+    tails_of = Breakers(breakers, texts.__getitem__, tokenize)
+    return {token: tails for token in range(len(texts)) if (tails := tails_of(token))}
+
+
 def test_breakers_are_found_within_and_across_tokens() -> None:
-    assert dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
-    assert dry_breakers(["", "é"], TEXTS) == {}
-    across = dry_breakers(["\n###"], TEXTS)
-    assert across == {1: {(5,)}, 2: {(5,)}, 6: {()}}
-    assert dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
-    cut = dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
-    assert cut == {1: {(3, 8)}, 2: {(3, 8)}, 6: {()}}
-
-
-def test_a_rest_that_no_tokens_spell_breaks_nothing() -> None:
-    assert dry_breakers(["a!"], TEXTS) == {}
+    assert found(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
+    assert found(["", "é"], TEXTS) == {}
+    cut = {"###": [3, 8], "##": [3], "#": [8], "!": []}.__getitem__
+    assert found(["\n###"], TEXTS, cut) == {1: {(3, 8)}, 2: {(3, 8)}, 6: {()}}
+    assert found(["##"], TEXTS, cut) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
+    assert found(["a!"], TEXTS, cut) == {}
+    assert found(["\n###"], TEXTS) == {6: {()}}
 
 
 def test_long_breakers_are_cut_as_in_llama_cpp() -> None:
     texts = ["a", "b", "a" * 40, "é" * 20]
-    assert dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
-    assert dry_breakers(["é" * 30], texts) == {3: {()}}
+
+    def cut(text: str) -> list[int]:
+        return [0] * len(text)
+
+    assert found(["a" * 40 + "b"], texts, cut) == {0: {(0,) * 20}, 2: {()}}
+    assert found(["é" * 30], texts, cut) == {3: {()}}
 
 
 def test_texts_are_asked_for_once_and_only_by_dry() -> None:
@@ -123,9 +165,9 @@ def test_texts_are_asked_for_once_and_only_by_dry() -> None:
     for token in [3, 0, 1, 3, 0, 1, 3]:
         sampler.accept(token)
     for _ in range(3):
-        ids, found = sampler.candidates(logits)
-    assert asked == list(range(len(TEXTS)))
-    assert ids[found < found.max()].tolist() == [0]
+        ids, shares = sampler.candidates(logits)
+    assert sorted(asked) == sorted(set(asked)) == [0, 1, 3]
+    assert ids[shares < shares.max()].tolist() == [0]
 
 
 def test_dry_without_texts_has_no_breakers() -> None:
@@ -133,5 +175,5 @@ def test_dry_without_texts_has_no_breakers() -> None:
     sampler = Sampler(params, n_vocab=4)
     for token in [3, 0, 1, 3, 0, 1]:
         sampler.accept(token)
-    ids, found = sampler.candidates(np.zeros(4, np.float32))
-    assert ids[found < found.max()].tolist() == [3]
+    ids, shares = sampler.candidates(np.zeros(4, np.float32))
+    assert ids[shares < shares.max()].tolist() == [3]

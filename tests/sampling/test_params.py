@@ -60,7 +60,7 @@ def test_unknown_samplers_are_named() -> None:
         ({"repeat_penalty": 0.0}, "repeat_penalty must be from 1e-06 to 1e+06, not 0.0"),
         ({"dry_base": 0.9}, "dry_base must be from 1 to 1e+30, not 0.9"),
         ({"dynatemp_exponent": -1.0}, "dynatemp_exponent must be from 0 to 1e+30, not -1.0"),
-        ({"min_keep": -1}, "min_keep must be from 0 to 2147483647, not -1"),
+        ({"min_keep": -1}, "min_keep must be from 0 to 4096, not -1"),
         ({"dry_allowed_length": -1}, "dry_allowed_length must be from 0 to 2147483647"),
         ({"repeat_last_n": -2}, "repeat_last_n must be from -1 to 2147483647, not -2"),
         ({"dry_penalty_last_n": -2}, "dry_penalty_last_n must be from -1 to 2147483647"),

@@ -73,10 +73,7 @@ def new_stream(
         token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
             errors="replace"
         ),
-        # llama.cpp cuts the rest of a DRY breaker so; SPM would put a space before it
-        tokenize=(lambda text: tokenizer.encode(text, add_special=False))
-        if tokenizer.kind != "spm"
-        else None,
+        tokenize=tokenizer.encode_within,
     )
     constraint = None
     if grammar is not None and grammar_tokens is not None:
