@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from localkv.errors import LocalKVError
+from localkv.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -69,7 +69,7 @@ def softmax(logits: Floats) -> Floats:
     """Probabilities of the candidates, float64 [n], until the next call in this thread."""
     largest = logits.max()
     if not np.isfinite(largest):
-        raise LocalKVError(
+        raise UsageError(
             "no token is left to draw", hint="logit_bias or a penalty excludes every one"
         )
     probabilities = scratch("softmax", len(logits))

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from localkv.errors import LocalKVError
 from localkv.server.answer import AnswerReader, Delta
-from localkv.server.engine_client import Texts
-from localkv.server.failures import RequestError, as_request_error
+from localkv.server.engine_client import Texts, named_error
+from localkv.server.failures import as_request_error
 from localkv.server.wire import Ended, Event, Piece
 
 
@@ -56,7 +56,7 @@ class Answers:
             return reader.push(event.text)
         if isinstance(event, Ended):
             if event.error:
-                raise RequestError(500, event.error)
+                raise as_request_error(named_error(event.kind, event.error))
             self.ends[index] = event
             return reader.end(is_cut=event.finish_reason != "stop" or event.stop is not None)
         return []

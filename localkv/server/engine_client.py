@@ -52,6 +52,11 @@ _ERRORS: dict[str, type[LocalKVError]] = {
 }
 
 
+def named_error(kind: str, message: str, hint: str | None = None) -> LocalKVError:
+    """An error that the engine has told of."""
+    return _ERRORS.get(kind, LocalKVError)(message, hint)
+
+
 class EngineFailedError(LocalKVError):
     """The engine could not load the model; it makes no sense to try again."""
 
@@ -137,8 +142,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
             for _, event in self._events:
                 if isinstance(event, Refused):
                     self.close()
-                    error = _ERRORS.get(event.kind, LocalKVError)
-                    raise error(event.message, event.hint)
+                    raise named_error(event.kind, event.message, event.hint)
             n_known = len({number for number, _ in self._events})
             self._news.clear()
         self._news.set()

@@ -186,18 +186,25 @@ def type_error(error: msgspec.ValidationError, kind: type, body: bytes) -> Reque
     wanted = _type_at(kind, steps)
     if wanted is None:
         return RequestError(400, text)
-    if at["key"]:
+    if isinstance(wanted, inspect.AnyType):
+        message = f"{path}: {text[: at.start()].lower()}"
+    elif at["key"]:
         key = next((one for one in _members(wanted) if isinstance(one, inspect.DictType)), None)
         message = f"names in {path} must be {described(key.key_type if key else wanted)}"
     else:
         message = f"{path} must be {described(wanted)}"
         if len(body) <= _LONGEST_SHOWN:
-            message += _found(msgspec.json.decode(body), steps)
-    return RequestError(400, message, extra={"param": re.split(r"[.\[]", path)[-1] or path})
+            message += _found(body, steps)
+    names = [step for step in steps if not step.startswith("[")]
+    return RequestError(400, message, extra={"param": names[-1] if names else path})
 
 
-def _found(value: Any, steps: list[str]) -> str:
+def _found(body: bytes, steps: list[str]) -> str:
     """The value at a place of a body, if it is short enough to be shown."""
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return ""  # a number with too many digits, which only a type can refuse
     for step in steps:
         if isinstance(value, dict):
             value = value.get(step)
@@ -205,11 +212,10 @@ def _found(value: Any, steps: list[str]) -> str:
             value = value[int(step[1:-1])]
         else:
             return ""
-    if isinstance(value, dict | list | str) and len(value) > 60:
-        names = {dict: "fields", list: "items", str: "characters"}
-        return f", not {len(value)} {names[type(value)]}"
-    if isinstance(value, int) and value.bit_length() > 256:
-        return ", not an integer of so many digits"
+    names: dict[type, str] = {dict: "fields", list: "items", str: "characters"}
+    what = names.get(type(value), "")
+    if what and (len(value) > 60 or (what == "items" and value)):
+        return f", not {len(value):,} {what}"
     return f", not {msgspec.json.encode(value).decode():.60}"
 
 

@@ -82,11 +82,11 @@ class RunningText:
 
     def news(self) -> list[Event]:
         """What has happened since the last call."""
-        error = None
+        error: LocalKVError | None = None
         try:
             text = self.stream.read(self._is_ready)
         except Exception as problem:
-            text, error = None, str(as_known(problem))
+            text, error = None, as_known(problem)
         events = self._reading()
         has_ended = text is None or self._generation.finish_reason is not None
         if text or self._logprobs_are_new() or (has_ended and self._untold()):
@@ -135,7 +135,7 @@ class RunningText:
             self._n_held = n_held
         return news
 
-    def _ended(self, error: str | None) -> Ended:
+    def _ended(self, error: LocalKVError | None) -> Ended:
         done = self.stream.completion
         return Ended(
             self.id,
@@ -145,7 +145,8 @@ class RunningText:
             done.seed,
             context_full=done.context_full,
             stop=self.stream.stop_string,
-            error=error,
+            error=None if error is None else str(error),
+            kind="" if error is None else type(error).__name__,
         )
 
 

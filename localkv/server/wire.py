@@ -211,6 +211,7 @@ class Ended(Message, frozen=True):
         finish_reason: "stop", "length" or "cancelled".
         stop: the stop string that ended it, if one did.
         error: what went wrong, then; the text is not complete.
+        kind: class of the error.
     """
 
     id: int
@@ -221,6 +222,7 @@ class Ended(Message, frozen=True):
     context_full: bool = False
     stop: str | None = None
     error: str | None = None
+    kind: str = ""
 
 
 class Status(msgspec.Struct, frozen=True):

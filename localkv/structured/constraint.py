@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.errors import LocalKVError
+from localkv.errors import UsageError
 from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.structured.refusals import failure
@@ -85,13 +85,14 @@ class Constraint:
             besides: tokens that may be drawn as well, and are not accepted.
 
         Raises:
-            LocalKVError: no token is left, or the grammar takes too much.
+            UsageError: no token is left.
+            LocalKVError: the grammar takes too much.
         """
         if self._matcher is None or not np.isfinite(logits.max()):
             return logits  # without a finite maximum nothing can be drawn: the sampler says so
         allowed = self.allowed(besides)
         if not allowed.any():
-            raise LocalKVError(
+            raise UsageError(
                 "the grammar allows no token here that may be drawn",
                 hint="logit_bias or ignore_eos bans those that it needs",
             )

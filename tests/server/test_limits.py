@@ -267,3 +267,36 @@ def test_health_tells_an_engine_that_stands_still(monkeypatch: pytest.MonkeyPatc
         await client.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity", b"1" + b"0" * 5000])
+@pytest.mark.parametrize(
+    "fields",
+    [b'"top_k":N', b'"temperature":N', b'"logit_bias":{"5":N}', b'"logit_bias":[[N,1]]', b'"n":N'],
+)
+def test_numbers_that_no_type_holds(server: RunningServer, fields: bytes, number: bytes):
+    body = b'{"prompt":"a","n_predict":1,' + fields.replace(b"N", number) + b"}"
+    status, answer = server.post("/completion", body)
+    assert status == 400
+    name = fields.split(b'"')[1].decode()
+    assert name in answer["error"]["message"] or number in (b"NaN", b"Infinity")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar": 'root ::= "a"+', "logit_bias": [[token, False] for token in range(1023)]},
+        {"logit_bias": [[token, False] for token in range(1024)]},
+        {"temperature": 5e-324},
+        {"logit_bias": [[5, 1e308]]},
+        {"repeat_penalty": 0},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_can_not_be_drawn_is_the_request_s_error(server: RunningServer, fields: dict):
+    for path in ("/completion", "/v1/completions"):
+        assert _posted(server, path, fields)[0] == 400
+    options = {"options": fields}
+    if "grammar" not in fields:
+        assert _posted(server, "/api/generate", options)[0] == 400
+    _nothing_is_open(server)

@@ -107,5 +107,5 @@ def test_what_is_refused_costs_no_token(alone: LLM) -> None:
                 call(PROMPTS[0], **options)
     with pytest.raises(LocalKVError, match="allows no token"):
         alone.complete(
-            "a", grammar='root ::= "\u263a"', logit_bias=dict.fromkeys(range(1024), -math.inf)
+            "a", grammar='root ::= "\u263a"', logit_bias=dict.fromkeys(range(1023), -math.inf)
         )
