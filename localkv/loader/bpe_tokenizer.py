@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer as Step
 
+LONG = 4096
+"""Characters of a text from which on other threads go on while it is cut into tokens."""
+
 _UNREACHABLE = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 
 
@@ -45,7 +48,10 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     tokenizer = _tokenizer(family, ids, vocabulary.merges, unk_token, steps)
 
     def encode(text: str) -> list[int]:
-        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) < LONG:
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return found if has_all_bytes else [token for token in found if token < n_vocab]
 
     if not family.of_characters:

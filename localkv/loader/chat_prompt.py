@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +85,12 @@ def chat_prompt(
     continued: str = "",
     continue_final_message: bool | str = False,
     add_generation_prompt: bool | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> ChatPrompt:
     """Render a conversation and turn it into tokens. `LLM.chat` describes the arguments.
+
+    Args:
+        check: raises if the rendered text is too long to be turned into tokens.
 
     Raises:
         ChatTemplateError: the template fails on this conversation, or refuses it.
@@ -127,10 +131,13 @@ def chat_prompt(
         is_asked = add_generation_prompt is not False
         segments = template.render_segments(messages, add_generation_prompt=is_asked, **variables)
         begun = ""
+    text = _joined(segments)
+    if check is not None:
+        check(text)
     tags, reasoned = _open_reasoning(template, segments, begun)
     return ChatPrompt(
         encode_prompt(tokenizer, segments),
-        _joined(segments),
+        text,
         opening=begun if prefill else "" if begun else _opening(segments),
         is_begun=bool(begun),
         reasoning=tags,

@@ -124,6 +124,31 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text does not fall short of, from its length alone."""
+        if self._longest is None:
+            return 0
+        is_plain = text.isascii()
+        n_bytes = len(text) if is_plain else len(text.encode("utf-8", errors="surrogatepass"))
+        if self._vocabulary.lstrip_ids or self._vocabulary.rstrip_ids:
+            n_bytes -= sum(map(text.count, _C_SPACES))
+        return -(-n_bytes // self._longest)
+
+    @cached_property
+    def _longest(self) -> int | None:
+        """Bytes of the longest token; None where text without tokens is left out."""
+        tokens = self._vocabulary.tokens
+        data = [self.token_bytes(token) for token in range(self.n_vocab) if len(tokens[token]) < 7]
+        if len({one for one in data if len(one) == 1}) < 256:
+            return None
+        longest = 1
+        sizes = [len(text.encode("utf-8", errors="replace")) for text in tokens]
+        for token in sorted(range(self.n_vocab), key=sizes.__getitem__, reverse=True):
+            if sizes[token] <= longest:
+                break
+            longest = max(longest, len(self.token_bytes(token, special=True)))
+        return longest
+
     def encode_within(self, text: str) -> list[int]:
         """Ids of plain text that goes on after another: no space is put before it."""
         text, ids = _SURROGATE.sub("\ufffd", text), list[int]()

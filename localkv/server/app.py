@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,11 +36,12 @@ from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, model, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.error_answer import error_answer
+from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError, as_request_error
 from localkv.server.front import Front
 from localkv.server.guard import Guard
 from localkv.server.hosts import LOCAL, LOCAL_ORIGIN
-from localkv.server.json_answer import CLOSED, json_response
+from localkv.server.json_answer import CLOSED
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, facts, page
 from localkv.server.recorder import WARNING, Recorder
@@ -94,7 +95,12 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
 
 async def api_description(front: Front, request: Request) -> Response:
     """GET /openapi.json: all of this, for programs."""
-    return json_response(described(ENDPOINTS, front.settings.model_name))
+    return Response(_description(front.settings.model_name), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _description(model_name: str) -> bytes:
+    return to_json(described(ENDPOINTS, model_name))
 
 
 ENDPOINTS.append(("/openapi.json", GET, api_description))

@@ -47,8 +47,11 @@ class ChatBody(RequestFields, kw_only=True):
     functions: limits.Refused | None = None
 
 
-async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
+async def rendered(front: Front, body: ChatBody, *, most: int | None = None) -> ChatPrompt:
     """The conversation as the model reads it.
+
+    Args:
+        most: tokens that there is room for; None where they are only counted.
 
     Raises:
         RequestError: the template refuses it.
@@ -59,6 +62,7 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
         goes_on = _ends_in_answer(body.messages)
     prompt = await front.conversation(
         body.messages,
+        most=most,
         tools=asked_tools(body).shown,
         template_kwargs=body.chat_template_kwargs,
         enable_thinking=body.enable_thinking,
@@ -223,7 +227,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         answer=await grammar_for(front, body),
     )
     warn(*tools.warnings)
-    prompt = await rendered(front, body)
+    prompt = await rendered(front, body, most=front.facts.engine.n_ctx)
     n = body.n or 1
     logprobs = None
     if body.logprobs:

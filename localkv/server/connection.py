@@ -25,6 +25,10 @@ SPARE_FILES = 64
 """Files that connections leave to the rest of the process: pipes, logs, and another engine."""
 MOST_HEAD = 64 << 10
 """Bytes of a request's line and headers; a little more may come at once."""
+MOST_HEADERS = 128
+"""Headers of a request."""
+LEAST_CHUNK, MOST_SMALL = 64, 256
+"""Bytes that the chunks of a body have on average, once so many have come at the same time."""
 MOST_PIPELINED = 16
 """Requests that wait for the answer to an earlier one of their connection."""
 HEAD_SECONDS = 10.0
@@ -58,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
         self._is_refused = False
         self._has_head = False
-        self._n_head = 0
+        self._n_head = self._n_chunks = self._n_chunked = 0
         most_served, most_open = most_connections()
         if len(self.connections) > most_open:
             self._is_refused = True
@@ -84,7 +88,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        had_head = self._has_head
+        had_head, self._n_chunks, self._n_chunked = self._has_head, 0, 0
         super().data_received(data)
         if self._is_refused or self.transport.is_closing():
             return
@@ -102,10 +106,28 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # trailers would count as headers
-            super().on_header(name, value)
+        if self._has_head or self._is_refused:  # trailers would count as headers
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            self._refuse(RequestError(431, f"there are more than {MOST_HEADERS} headers"))
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_refused:
+            return
+        super().on_body(body)
+        self._n_chunks += 1
+        self._n_chunked += len(body)
+        if self._n_chunks > MOST_SMALL + self._n_chunked // LEAST_CHUNK:
+            self._refuse(RequestError(400, f"chunks have less than {LEAST_CHUNK} bytes"))
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            super().on_message_complete()
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:
+            return
         self._has_head, self._n_head = True, 0
         self._cancel_timer()
         if len(self.pipeline) >= MOST_PIPELINED:
@@ -151,6 +173,9 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer without a request, and close once there was time to read the answer."""
         self._is_refused = True
+        if self._is_answering:  # it waits for a body that is not read any more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = to_json({"error": error.fields})
         lines = [
             STATUS_LINE[error.status],

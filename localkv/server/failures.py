@@ -74,17 +74,21 @@ def unsupported(what: str, hint: str) -> RequestError:
     return RequestError(501, f"{what} is not supported", hint)
 
 
-def context_error(n_prompt: int, n_ctx: int, *, everybody: int | None = None) -> RequestError:
+def context_error(
+    n_prompt: int, n_ctx: int, *, everybody: int | None = None, is_least: bool = False
+) -> RequestError:
     """A prompt that does not fit, with the numbers that clients look for.
 
     Args:
+        is_least: it may have more than `n_prompt` tokens.
         everybody: tokens that the cache holds of all requests together, if that is what it exceeds.
     """
     room = n_ctx if everybody is None else everybody
+    asked = f"at least {n_prompt}" if is_least else f"{n_prompt}"
     return RequestError(
         400,
         # clients look for these words of llama-server's
-        f"the request has {n_prompt} tokens, which exceeds the available context size of {room}",
+        f"the request has {asked} tokens, which exceeds the available context size of {room}",
         "shorten the prompt, or start the server with a larger -c"
         if everybody is None
         else "shorten the prompt, or start the server with a larger --cache-tokens",

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from localkv.sampling.params import SamplingParams
 from localkv.sampling.ranges import RANGES
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
+from localkv.server.json_body import make_decoders
 from localkv.server.observed_texts import ObservedTexts
 from localkv.server.prompt_model import PromptModel
 from localkv.server.request_record import current
@@ -23,6 +25,7 @@ from localkv.server.sampling_fields import SamplingFields, sampling_params
 from localkv.server.settings import ServerSettings
 from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts, Opening, Submit
+from localkv.server.work import LARGE, Work
 
 if TYPE_CHECKING:
     from localkv.server.access_log import AccessLog
@@ -50,6 +53,7 @@ class Front:
         is_draining: the server takes no new requests.
         log: of requests, if there is one.
         metrics: once the tokenizer is there.
+        work: what is done beside the event loop.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Front:
         self.supervisor = supervisor
         self.started = int(time.time())
         self.is_draining = False
+        self.work = Work()
         self.log = log
         self.metrics: Metrics | None = None
         self._model: PromptModel | None = None
@@ -68,6 +73,7 @@ class Front:
 
     async def load(self) -> None:
         """Build the tokenizer, and metrics, beside the event loop."""
+        await asyncio.to_thread(make_decoders)
         metrics = await asyncio.to_thread(_new_metrics, self.supervisor)
         self.metrics, self.supervisor.client.on_status = metrics, metrics.take_status
         options = self.settings.engine
@@ -142,22 +148,28 @@ class Front:
             )
 
     async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call what takes long in a thread.
+        """Call what takes long in a thread; it may be called twice.
 
         Raises:
-            RequestError: it has an error for the user.
+            RequestError: it has an error for the user, or too much of this client waits.
         """
+        record, call = current.get(), partial(function, *arguments, **options)
+        client, n_bytes = ("", 0) if record is None else (record.client, record.n_body)
         try:
-            return await asyncio.to_thread(function, *arguments, **options)
+            return await self.work.run(client, n_bytes, call)
         except LocalKVError as error:
             raise as_request_error(error) from error
 
-    async def tokens(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        """Token ids of a text."""
-        model = await self.model()
-        return await self.apart(model.tokenize, text, add_special, parse_special)
+    async def for_body(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call what takes as long as the request's body is large: in a thread, unless it is small.
+
+        Raises:
+            RequestError: as `apart`.
+        """
+        record = current.get()
+        if record is None or record.n_body <= LARGE:
+            return function(*arguments)
+        return await self.apart(function, *arguments)
 
     async def conversation(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -177,12 +189,15 @@ class Front:
             RequestError: a value makes no sense.
         """
         model = await self.model()
+
+        def tokens_of(text: str) -> list[int]:
+            return model.tokenize(text, add_special=False, parse_special=True)
+
+        arguments = fields, self.settings.params, tokens_of
+        if fields.logit_bias:
+            return await self.apart(sampling_params, *arguments)
         try:
-            return sampling_params(
-                fields,
-                self.settings.params,
-                lambda text: model.tokenize(text, add_special=False, parse_special=True),
-            )
+            return sampling_params(*arguments)
         except LocalKVError as error:
             raise as_request_error(error) from error
 
@@ -225,11 +240,7 @@ class Front:
             RequestError: the engine refuses one, is not there, or has too much to do.
         """
         facts, n = self.facts, len(requests)
-        most = facts.n_parallel + self.settings.queue
-        if n > most:
-            raise RequestError(
-                400, f"{n} texts are too many for one request", f"up to {most} are possible"
-            )
+        most = self.check_count(n)
         for request in requests:
             self._check_room(facts, len(request.ids))
         client = self.supervisor.client
@@ -260,6 +271,19 @@ class Front:
         except LocalKVError as error:
             raise as_request_error(error) from error
         return texts
+
+    def check_count(self, n: int) -> int:
+        """Refuse more texts than can run and wait; how many can.
+
+        Raises:
+            RequestError: there are more, or the model is not loaded.
+        """
+        most = self.facts.n_parallel + self.settings.queue
+        if n > most:
+            raise RequestError(
+                400, f"{n} texts are too many for one request", f"up to {most} are possible"
+            )
+        return most
 
     @staticmethod
     def _check_room(facts: Facts, n_prompt: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -141,6 +143,7 @@ async def serve(
         LocalKVError: the address can't be had, or the engine can't be kept running.
     """
     _allow_open_files()
+    _keep_turns_short()
     supervisor = Supervisor(settings.engine, say)
     log = None if settings.log_file is None else AccessLog(settings.log_file, say)
     front = Front(settings, supervisor, log)
@@ -195,6 +198,14 @@ async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> 
     end = loop.time() + seconds
     while server.server_state.tasks and loop.time() < end and not hurries.is_set():
         await asyncio.sleep(0.02)
+
+
+def _keep_turns_short() -> None:
+    """Let no thread hold Python's lock for long where another one has the event loop."""
+    sys.setswitchinterval(0.001)
+    gc.set_threshold(
+        100_000, 50, 100
+    )  # a body of 100,000 lists is no reason to look at all there is
 
 
 def _allow_open_files() -> None:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from localkv.server.failures import RequestError
 from localkv.server.limits import type_error
 from localkv.server.other_fields import check_others
 
+if TYPE_CHECKING:
+    from localkv.server.front import Front
+
 MOST_NESTED = 64
 """Levels of objects and lists in a body."""
+MOST_PARTS = 100_000
+"""Objects, lists and strings in a body, names of fields included."""
+MOST_ITEMS = 1_000_000
+"""Commas in a body outside of strings: numbers take little room."""
+PIECE = 64 << 10
+"""Bytes that are looked at without giving other threads a turn."""
 
 _WHOLE_WANTED = re.compile(r"Expected `(.* )?int( .*)?`, got `float`")
 _LARGEST_WHOLE = 2**53
@@ -21,17 +31,30 @@ _LARGEST_WHOLE = 2**53
 T = TypeVar("T", bound=msgspec.Struct)
 F = TypeVar("F", bound=Callable[..., Any])
 
+_kinds = list[type[msgspec.Struct]]()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
     """Of an endpoint: the type of its body, for the API's description."""
 
+    _kinds.append(kind)
+
     def marked(endpoint: F) -> F:
         endpoint.body_type = kind  # type: ignore[attr-defined]
         return endpoint
 
     return marked
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return _decoders.get(kind) or _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+
+
+def make_decoders() -> None:
+    """Make those of all bodies now, so that no request waits for its own."""
+    for kind in _kinds:
+        _decoder(kind)
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
@@ -42,13 +65,11 @@ def decoded(body: bytes, kind: type[T]) -> T:
     """
     if not body:
         raise RequestError(400, "the body is empty", "send JSON")
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    decoder = _decoder(kind)
     if nesting(body) > MOST_NESTED:
         raise RequestError(400, f"the body is nested more than {MOST_NESTED} levels deep")
     try:
-        value: T = decoder.decode(body)
+        value = decoder.decode(body)
     except msgspec.ValidationError as error:
         if not _WHOLE_WANTED.match(str(error)):
             raise type_error(error, kind, body) from None
@@ -74,14 +95,58 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_OTHERS = bytes(c for c in range(256) if c not in b"{}[]")
+async def received(front: Front, request: Request, kind: type[T]) -> T:
+    """The body of a request, read off the event loop if it is large.
+
+    Raises:
+        RequestError: it does not come, is too much of anything, or as `decoded`.
+    """
+    record, parts = request.scope["state"]["record"], list[bytes]()
+    async for part in request.stream():
+        front.work.bodies.take(record.client, len(part))
+        record.n_body += len(part)
+        parts.append(part)
+    body = b"".join(parts)
+    parts.clear()
+    return await front.for_body(decoded, body, kind)
 
 
 def nesting(body: bytes) -> int:
-    """The levels of objects and lists in JSON, strings left out."""
-    depth = deepest = 0
-    for c in _STRING.sub(b"", body).translate(None, delete=_OTHERS):
-        depth += 1 if c in b"{[" else -1
-        deepest = max(deepest, depth)
+    """The levels of objects and lists in JSON, strings left out: as far as they are counted, which
+    ends at one more than `MOST_NESTED`.
+
+    JSON is looked at in pieces, so that other threads go on, each byte a fixed number of times:
+    escapes go first, and then every quotation mark begins or ends a string.
+
+    Raises:
+        RequestError: it has so many values that they take much more time and room than their text.
+    """
+    depth = deepest = n_parts = n_items = 0
+    within = 0  # a string, at the beginning of the piece
+    rest = b""
+    for start in range(0, len(body), PIECE):
+        piece = rest + body[start : start + PIECE]
+        rest = piece[-1:] if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
+        piece = piece[: len(piece) - len(rest)]
+        texts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(texts[within::2])
+        n_parts += len(texts) // 2
+        within ^= (len(texts) - 1) & 1
+        n_items += outside.count(b",")
+        brackets = outside.translate(None, delete=_OTHERS)
+        n_parts += brackets.count(b"{") + brackets.count(b"[")
+        for c in brackets:
+            depth += 1 if c in b"{[" else -1
+            deepest = max(deepest, depth)
+            if deepest > MOST_NESTED:
+                return deepest
+        if n_parts > MOST_PARTS or n_items > MOST_ITEMS:
+            raise RequestError(
+                400,
+                f"the body has more than {MOST_PARTS:,} objects, lists and strings, or "
+                f"{MOST_ITEMS:,} commas between others",
+            )
     return deepest
+
+
+_OTHERS = bytes(c for c in range(256) if c not in b"{}[]")

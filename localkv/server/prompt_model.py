@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from localkv.engine.api.tokenized_model import TokenizedModel
@@ -14,12 +15,16 @@ from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
+from localkv.server.failures import RequestError, context_error
 from localkv.structured.grammar import Grammar
 from localkv.tool_calls.bare_json import GENERIC
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
 from localkv.tool_calls.family import Family
 from localkv.tool_calls.tools import Tools
+
+MOST_COUNTED = 2 << 20
+"""Characters of a text whose tokens are only counted."""
 
 
 class PromptModel(TokenizedModel):
@@ -53,7 +58,7 @@ class PromptModel(TokenizedModel):
         start_ahead()
         self.gguf = open_gguf(path)
         self._override_pre = override_pre
-        self.tokenizer  # noqa: B018  # built now, so that no request waits for it
+        self.tokenizer.least_tokens("")  # built now, so that no request waits for it
         self._own = None if chat_template is None else self.chat_template_from(chat_template)
         self._reasoning, self._reasoning_budget = reasoning, reasoning_budget
         self._effort = reasoning_effort
@@ -93,10 +98,50 @@ class PromptModel(TokenizedModel):
         family = family_of(template)
         return family, known, call_grammar(family, known, self.tokenizer, answer)
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
-        """A conversation as the model reads it. `TextModel.chat_prompt` describes the arguments.
+    def tokens(
+        self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a text.
 
         Raises:
+            RequestError: as `check_length`.
+        """
+        self.check_length(text, most)
+        return self.tokenize(text, add_special, parse_special)
+
+    def check_length(self, text: str, most: int | None = None) -> None:
+        """Refuse a text before it is cut into tokens, which takes long.
+
+        Args:
+            most: tokens that there is room for; None where they are only counted.
+
+        Raises:
+            RequestError: it has more tokens, to judge by the longest one; or, where there is no
+                such limit, more than `MOST_COUNTED` characters.
+        """
+        if most is not None:
+            least = self.tokenizer.least_tokens(text)
+            if least > most:
+                raise context_error(least, most, is_least=True)
+        elif len(text) > MOST_COUNTED:
+            raise RequestError(
+                400, f"the text has {len(text):,} characters; up to {MOST_COUNTED:,} are possible"
+            )
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        most: int | None = None,
+        **options: Any,
+    ) -> ChatPrompt:
+        """A conversation as the model reads it. `TextModel.chat_prompt` describes the arguments.
+
+        Args:
+            most: tokens that there is room for; None where they are only counted.
+
+        Raises:
+            RequestError: as `check_length`.
             ChatTemplateError: the template fails on this conversation, or refuses it.
             UsageError: there is no template, a message is not one, or arguments contradict others.
         """
@@ -106,7 +151,8 @@ class PromptModel(TokenizedModel):
             options["reasoning_effort"] = self._effort_for(options)
         if options.get("enable_thinking") is None and options["reasoning_effort"] != "none":
             options["enable_thinking"] = self._thinks(options)
-        return self.chat_prompt(messages, template=self._own, **options)
+        check = partial(self.check_length, most=most)
+        return self.chat_prompt(messages, template=self._own, check=check, **options)
 
     def _effort_for(self, options: Mapping[str, Any]) -> str | None:
         """How much the model reasons where a request does not say so, unless it says whether."""

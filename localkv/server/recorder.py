@@ -36,6 +36,7 @@ class Recorder:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         record = RequestRecord(request_id(given), scope["method"], scope["path"])
+        record.address = (scope.get("client") or ("",))[0]
         scope.setdefault("state", {})["record"] = record
         token = current.set(record)
 
@@ -55,6 +56,7 @@ class Recorder:
             current.reset(token)
             for end in record.at_end:
                 end()
+            self._front.work.bodies.give_back(record.client, record.n_body)
             record.status = record.status or LOST
             if self._front.metrics is not None:
                 self._front.metrics.answered(record)

@@ -18,7 +18,9 @@ class RequestRecord:
 
     Attributes:
         id: the client's, or one of ours.
+        address: the client's.
         key: the number of its API key; 0 for none.
+        n_body: bytes of its body.
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
@@ -28,7 +30,9 @@ class RequestRecord:
     id: str
     method: str
     path: str
+    address: str = ""
     key: int = 0
+    n_body: int = 0
     status: int = 0
     n_prompt: int = 0
     n_cached: int = 0
@@ -37,6 +41,11 @@ class RequestRecord:
     warnings: tuple[str, ...] = ()
     at_end: list[Callable[[], None]] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def client(self) -> str:
+        """Who asks: a key, or an address."""
+        return f"key {self.key}" if self.key else self.address
 
     @property
     def seconds(self) -> float:

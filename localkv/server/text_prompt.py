@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from localkv.server.failures import RequestError, unsupported
+from localkv.server.failures import RequestError, context_error, unsupported
 from localkv.server.front import Front
 from localkv.server.limits import MOST_PROMPTS, Object, TextParts
 from localkv.server.prompt_model import PromptModel
@@ -37,7 +37,9 @@ async def text_prompts(front: Front, given: GivenPrompts) -> list[TextPrompt]:
     """
     model = await front.model()
     many = _split(given)
-    return await front.apart(lambda: [_prompt(model, one) for one in many])
+    front.check_count(len(many))
+    most = front.facts.engine.n_ctx
+    return await front.apart(lambda: [_prompt(model, one, most) for one in many])
 
 
 def _split(given: GivenPrompts) -> list[Any]:
@@ -54,14 +56,15 @@ def _is_token(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-def _prompt(model: PromptModel, given: object) -> TextPrompt:
+def _prompt(model: PromptModel, given: object, most: int) -> TextPrompt:
     if isinstance(given, dict):
         given = _text_of(given)
     parts = given if isinstance(given, list) else [given]
     ids = list[int]()
     for number, part in enumerate(parts):
         if isinstance(part, str):
-            ids += model.tokenize(part, add_special=number == 0, parse_special=True)
+            special = number == 0
+            ids += model.tokens(part, add_special=special, parse_special=True, most=most)
         elif _is_token(part):
             ids.append(checked_token(model, part))
         else:
@@ -70,6 +73,8 @@ def _prompt(model: PromptModel, given: object) -> TextPrompt:
                 f"prompt: {part!r:.60} is neither a text nor a token id",
                 'as in "text", [1, 2] or ["one text", "another"]',
             )
+        if len(ids) > most:
+            raise context_error(len(ids), most, is_least=True)
     if not ids:
         raise RequestError(400, "the prompt has no tokens", "send a text, or token ids")
     text = given if isinstance(given, str) else model.tokenizer.decode(ids, skip_special=True)

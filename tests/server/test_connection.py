@@ -141,3 +141,19 @@ def test_who_does_not_read_is_cut_off():
         writer.close()
 
     _run(stuck, endless)
+
+
+def test_there_are_only_so_many_headers():
+    answer = _run(lambda port: said(port, GET + b"a:\r\n" * 200 + b"\r\n"))
+    assert answer.startswith(b"HTTP/1.1 431")
+    elsewhere = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    answer = _run(lambda port: said(port, elsewhere + b"a:\r\n" * 100 + b"\r\n"))
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+def test_a_body_of_tiny_chunks_is_refused():
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = _run(lambda port: said(port, head, b"1\r\na\r\n" * 1000))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"chunks have less than" in answer

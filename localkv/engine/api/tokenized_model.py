@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
@@ -112,6 +112,7 @@ class TokenizedModel:
         messages: str | Sequence[Mapping[str, object]],
         *,
         template: ChatTemplate | None = None,
+        check: Callable[[str], None] | None = None,
         **options: Unpack[PromptOptions],
     ) -> ChatPrompt:
         """A conversation as the model reads it, for `stream` and `complete`.
@@ -119,6 +120,9 @@ class TokenizedModel:
         Takes the arguments of `chat` that are about the prompt, and `continued`: the text that the
         model has written as its answer so far, with its reasoning. The prompt goes on with exactly
         this, and the stream has what is new.
+
+        Args:
+            check: raises if the rendered text is too long to be turned into tokens.
 
         Returns:
             the prompt; its `warnings` name the arguments that have no effect with this template.
@@ -130,7 +134,7 @@ class TokenizedModel:
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return chat_prompt(self.tokenizer, template, messages, **options)
+        return chat_prompt(self.tokenizer, template, messages, check=check, **options)
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
         """The tokens of a prompt."""

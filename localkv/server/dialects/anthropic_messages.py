@@ -19,7 +19,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import CONTEXT_ERROR, RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.request_record import warn
 from localkv.server.wire import Ended
@@ -366,9 +366,10 @@ def _refused(error: RequestError) -> Response:
 async def messages(front: Front, request: Request) -> Response:
     """POST /v1/messages."""
     try:
-        body = decoded(await request.body(), MessagesBody)
+        body = await received(front, request, MessagesBody)
         answer = MessageAnswer(
-            await begun(front, chat_body(body)), body.model or front.settings.model_name
+            await begun(front, await front.for_body(chat_body, body)),
+            body.model or front.settings.model_name,
         )
         if body.stream:
             return event_stream(answer.events())
@@ -381,8 +382,8 @@ async def messages(front: Front, request: Request) -> Response:
 async def count_tokens(front: Front, request: Request) -> Response:
     """POST /v1/messages/count_tokens: the prompt is rendered, and nothing computed."""
     try:
-        body = decoded(await request.body(), CountBody)
-        prompt = await rendered(front, chat_body(body))
+        body = await received(front, request, CountBody)
+        prompt = await rendered(front, await front.for_body(chat_body, body))
         return json_response({"input_tokens": len(prompt.ids)})
     except RequestError as error:
         return _refused(error)

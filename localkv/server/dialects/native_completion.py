@@ -19,7 +19,7 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
 from localkv.server.json_answer import json_answer
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.running_timings import RunningTimings
 from localkv.server.text_prompt import GivenPrompts, text_prompts
@@ -280,7 +280,7 @@ def _check(body: NativeBody) -> None:
 @takes(NativeBody)
 async def completion(front: Front, request: Request) -> Response:
     """POST /completion."""
-    body = decoded(await request.body(), NativeBody)
+    body = await received(front, request, NativeBody)
     front.check_model(body.model)
     _check(body)
     prompts, model = await text_prompts(front, body.prompt), await front.model()
@@ -296,6 +296,7 @@ async def completion(front: Front, request: Request) -> Response:
         tells_tokens=bool(body.stream or body.return_tokens),
         after_samplers=bool(body.post_sampling_probs),
     )
+    echoed = await front.apart(lambda: [model.detokenize(submit.ids) for submit in requests])
     answers = Answers(
         await front.begin_all(requests), [AnswerReader(keeps_reasoning=True) for _ in requests]
     )
@@ -304,7 +305,7 @@ async def completion(front: Front, request: Request) -> Response:
         body,
         answers,
         [NativeText(submit, hides=most == 0) for submit in requests],
-        [model.detokenize(submit.ids) for submit in requests],
+        echoed,
         model.tokenizer.eog_ids,
     )
     if body.stream:

@@ -17,7 +17,7 @@ from localkv.server import limits
 from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
-from localkv.server.json_body import decoded
+from localkv.server.json_body import received
 from localkv.server.wire import SlotAction
 
 ACTIONS = ("save", "restore", "erase")
@@ -44,8 +44,7 @@ async def slot_action(front: Front, request: Request) -> Response:
     place = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     if not 0 <= place < facts.n_parallel:
         raise RequestError(400, "Invalid slot ID", f"slots are 0 to {facts.n_parallel - 1}")
-    body = await request.body()
-    name = decoded(body, StateBody).filename if action != "erase" else ""
+    name = "" if action == "erase" else (await received(front, request, StateBody)).filename
     path = "" if action == "erase" else str(_path(folder, name, is_there=action == "restore"))
     try:
         async with asyncio.timeout(front.settings.timeout):

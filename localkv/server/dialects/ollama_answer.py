@@ -29,7 +29,7 @@ from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.sampling_fields import stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import text_prompts
@@ -204,7 +204,7 @@ async def _answered(
     if isinstance(body, GenerateRequest) and (body.raw or (await front.model()).template is None):
         answers = await _raw(front, body, options)
     else:
-        answers = await begun(front, chat_body(body, options))
+        answers = await begun(front, await front.for_body(chat_body, body, options))
     answer = OllamaAnswer(answers, body, began)
     if body.stream is False:
         return await json_answer(request, answer.whole(), answers.texts)
@@ -214,10 +214,10 @@ async def _answered(
 @takes(ChatRequest)
 async def chat(front: Front, request: Request) -> Response:
     """POST /api/chat."""
-    return await _answered(front, request, decoded(await request.body(), ChatRequest))
+    return await _answered(front, request, await received(front, request, ChatRequest))
 
 
 @takes(GenerateRequest)
 async def generate(front: Front, request: Request) -> Response:
     """POST /api/generate."""
-    return await _answered(front, request, decoded(await request.body(), GenerateRequest))
+    return await _answered(front, request, await received(front, request, GenerateRequest))

@@ -16,7 +16,7 @@ from localkv.server import limits
 from localkv.server.dialects.ollama_request import LATEST, can_think, known_name
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.prompt_model import PromptModel
 
 API_VERSION = "0.14.0"
@@ -63,7 +63,7 @@ async def running(front: Front, request: Request) -> Response:
 @takes(ShowRequest)
 async def show(front: Front, request: Request) -> Response:
     """POST /api/show: what is known of the model."""
-    body = decoded(await request.body(), ShowRequest)
+    body = await received(front, request, ShowRequest)
     front.check_model(known_name(body.model or body.name or ""))
     model, facts = await front.model(), front.facts
     params, template = front.settings.params, model.template

@@ -16,7 +16,7 @@ from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
 from localkv.server.event_stream import event, event_stream
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading
 from localkv.tool_calls.events import CallArguments, CallBegun, Content
@@ -177,7 +177,7 @@ class ChatAnswer(OpenAIAnswer):
 @takes(ChatBody)
 async def chat_completions(front: Front, request: Request) -> Response:
     """POST /v1/chat/completions."""
-    body = decoded(await request.body(), ChatBody)
+    body = await received(front, request, ChatBody)
     answer = ChatAnswer(body, await begun(front, body), front.settings.model_name)
     if body.stream:
         return event_stream(answer.chunks())

@@ -19,7 +19,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import unsupported
 from localkv.server.front import Front, with_seed
 from localkv.server.json_answer import json_answer
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.sampling_fields import SamplingFields
 from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
@@ -204,7 +204,7 @@ async def submits(
 @takes(CompletionBody)
 async def completions(front: Front, request: Request) -> Response:
     """POST /v1/completions."""
-    body = decoded(await request.body(), CompletionBody)
+    body = await received(front, request, CompletionBody)
     front.check_model(body.model)
     _check(body)
     prompts, n = await text_prompts(front, body.prompt), body.n or 1

@@ -20,7 +20,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import decoded, takes
+from localkv.server.json_body import received, takes
 from localkv.server.other_fields import NOTED
 from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.request_record import warn
@@ -405,8 +405,8 @@ def _usage(end: Ended) -> dict[str, Any]:
 @takes(ResponsesBody)
 async def responses(front: Front, request: Request) -> Response:
     """POST /v1/responses."""
-    body = decoded(await request.body(), ResponsesBody)
-    answers = await begun(front, chat_body(body))
+    body = await received(front, request, ResponsesBody)
+    answers = await begun(front, await front.for_body(chat_body, body))
     answer = ResponseAnswer(body, answers, front.settings.model_name)
     if body.stream:
         return event_stream(answer.events())
@@ -416,6 +416,6 @@ async def responses(front: Front, request: Request) -> Response:
 @takes(ResponsesBody)
 async def input_tokens(front: Front, request: Request) -> Response:
     """POST /v1/responses/input_tokens: the prompt is rendered, and nothing computed."""
-    body = decoded(await request.body(), ResponsesBody)
-    prompt = await rendered(front, chat_body(body))
+    body = await received(front, request, ResponsesBody)
+    prompt = await rendered(front, await front.for_body(chat_body, body))
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})

@@ -1,0 +1,201 @@
+"""Work on requests beside the event loop, and whose turn it is.
+
+Each kind of work has threads of its own: nobody's short work waits for somebody's long work.
+Clients have them in turn, so that one who asks for much waits for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from localkv.errors import byte_size
+from localkv.server.failures import RequestError
+from localkv.system.limited_process import OverTimeError, Pace, at_pace
+
+LARGE = 32 << 10
+"""Bytes of a body from which on the work on it is long work, and none is done on the loop."""
+
+QUICK_SECONDS = 0.25
+"""What a template or a grammar may take before it counts as long work, and begins again there."""
+
+NICE = 10
+"""How far processes that do long work stand back."""
+
+MOST_BODIES, MOST_OF_CLIENT = 64 << 20, 32 << 20
+"""Bytes of the bodies of all requests that are not answered, and of those of one client."""
+
+TRIM_SECONDS = 1.0
+"""How often memory that is free is given back to the system at most."""
+
+T = TypeVar("T")
+
+
+class _Job(NamedTuple):
+    call: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class Pool:
+    """Threads that clients have in turn.
+
+    Args:
+        n_threads: that work at the same time.
+        most_of_client: that work for one client.
+        most_waiting: calls of one client that wait.
+        pace: of what it calls.
+    """
+
+    def __init__(
+        self, n_threads: int, *, most_of_client: int, most_waiting: int, pace: Pace
+    ) -> None:
+        self._executor = ThreadPoolExecutor(n_threads, "localkv-work")
+        self._n_free, self._pace = n_threads, pace
+        self._most_of_client, self._most_waiting = most_of_client, most_waiting
+        self._waiting = OrderedDict[str, deque[_Job]]()
+        self._running = Counter[str]()
+
+    async def run(self, client: str, call: Callable[[], T]) -> T:
+        """What a call returns, once it is this client's turn.
+
+        Raises:
+            RequestError: too many calls of the client wait.
+        """
+        waiting = self._waiting.setdefault(client, deque())
+        if len(waiting) >= self._most_waiting:
+            raise RequestError(
+                429,
+                f"{len(waiting)} large requests of this client wait already",
+                "ask again later",
+                headers={"retry-after": "1"},
+            )
+        job = _Job(partial(copy_context().run, self._call, call), _future())
+        waiting.append(job)
+        self._begin()
+        try:
+            result: T = await job.done
+            return result
+        finally:
+            with suppress(ValueError):
+                waiting.remove(job)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        with at_pace(self._pace):
+            return call()
+
+    def _begin(self) -> None:
+        for client in list(self._waiting):
+            if not self._waiting[client]:
+                del self._waiting[client]
+            elif self._n_free and self._running[client] < self._most_of_client:
+                job = self._waiting[client].popleft()
+                self._waiting.move_to_end(client)
+                self._n_free -= 1
+                self._running[client] += 1
+                loop = asyncio.get_running_loop()
+                working = loop.run_in_executor(self._executor, job.call)
+                working.add_done_callback(partial(self._ended, client, job.done))
+
+    def _ended(self, client: str, done: asyncio.Future[Any], working: asyncio.Future[Any]) -> None:
+        self._n_free += 1
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        error = None if working.cancelled() else working.exception()
+        if not done.done():
+            if working.cancelled():
+                done.cancel()
+            elif error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(working.result())
+        self._begin()
+
+
+class Work:
+    """All work of a server that is not done on the event loop."""
+
+    def __init__(self) -> None:
+        self.quick = Pool(2, most_of_client=2, most_waiting=1024, pace=Pace(seconds=QUICK_SECONDS))
+        self.long = Pool(2, most_of_client=1, most_waiting=32, pace=Pace(nice=NICE))
+        self.bodies = Bodies()
+        self._trimmed = 0.0
+
+    async def run(self, client: str, n_bytes: int, call: Callable[[], T]) -> T:
+        """What a call returns.
+
+        Args:
+            client: for whom it is.
+            n_bytes: of what it works on.
+
+        Raises:
+            RequestError: too many calls of the client wait.
+        """
+        if n_bytes <= LARGE:
+            with suppress(OverTimeError):
+                return await self.quick.run(client, call)
+        try:
+            return await self.long.run(client, call)
+        finally:
+            self._trim()
+
+    def _trim(self) -> None:
+        now = time.monotonic()
+        if now - self._trimmed > TRIM_SECONDS:
+            self._trimmed = now
+            asyncio.get_running_loop().run_in_executor(None, give_back_memory)
+
+
+class Bodies:
+    """The bytes of all bodies that are kept, which are bounded."""
+
+    def __init__(self) -> None:
+        self._n_bytes = 0
+        self._of_client = Counter[str]()
+
+    def take(self, client: str, n_bytes: int) -> None:
+        """So many bytes have come.
+
+        Raises:
+            RequestError: they are too many.
+        """
+        if self._of_client[client] + n_bytes > MOST_OF_CLIENT:
+            raise _full(429, "this client", MOST_OF_CLIENT)
+        if self._n_bytes + n_bytes > MOST_BODIES:
+            raise _full(503, "all clients", MOST_BODIES)
+        self._n_bytes += n_bytes
+        self._of_client[client] += n_bytes
+
+    def give_back(self, client: str, n_bytes: int) -> None:
+        """A request is answered."""
+        self._n_bytes -= n_bytes
+        self._of_client[client] -= n_bytes
+        if not self._of_client[client]:
+            del self._of_client[client]
+
+
+def _full(status: int, whose: str, most: int) -> RequestError:
+    return RequestError(
+        status,
+        f"the open requests of {whose} have {byte_size(most)}, and no more is possible",
+        "ask again later",
+        headers={"retry-after": "1"},
+    )
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def give_back_memory() -> None:
+    """Give the system back what is free; where the C library can't, nothing happens."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

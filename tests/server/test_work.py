@@ -1,0 +1,235 @@
+"""Who waits for whom, and what the event loop never does itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from localkv.server import json_body, work
+from localkv.server.chat_request import ChatBody
+from localkv.server.failures import RequestError
+from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_PARTS, decoded, nesting
+from localkv.server.request_record import RequestRecord, current
+from localkv.server.work import LARGE, Bodies, Pool, Work
+from localkv.system.limited_process import OverTimeError, Pace
+from support.front import front_of, said, served
+
+
+class Held:
+    """Calls that go on when they may, and in which order they came to their end."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.done = list[str]()
+
+    def call(self, name: str) -> str:
+        assert self.may.wait(10)
+        self.done.append(name)
+        return name
+
+
+def pool(**options: Any) -> Pool:
+    return Pool(2, **{"most_of_client": 1, "most_waiting": 4, "pace": Pace(), **options})
+
+
+async def test_one_client_leaves_a_thread_to_others() -> None:
+    held, threads = Held(), pool()
+    mine = [asyncio.create_task(threads.run("a", lambda: held.call("a"))) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert await threads.run("b", lambda: "b") == "b"
+    held.may.set()
+    assert await asyncio.gather(*mine) == ["a"] * 4
+
+
+async def test_clients_have_their_turns() -> None:
+    held, threads = Held(), Pool(1, most_of_client=1, most_waiting=9, pace=Pace())
+    names = ["a1", "a2", "a3", "b1", "c1"]
+    calls = [
+        asyncio.create_task(threads.run(name[0], lambda name=name: held.call(name)))
+        for name in names
+    ]
+    await asyncio.sleep(0)
+    held.may.set()
+    await asyncio.gather(*calls)
+    assert held.done == ["a1", "b1", "c1", "a2", "a3"] or held.done == [
+        "a1",
+        "a2",
+        "b1",
+        "c1",
+        "a3",
+    ]
+
+
+async def test_a_client_that_asks_for_too_much_is_told_so() -> None:
+    held, threads = Held(), pool()
+    mine = [asyncio.create_task(threads.run("a", lambda: held.call("a"))) for _ in range(5)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError) as refused:
+        await threads.run("a", lambda: "a")
+    assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
+    assert await threads.run("b", lambda: "b") == "b"
+    held.may.set()
+    await asyncio.gather(*mine)
+
+
+async def test_a_call_that_nobody_waits_for_is_not_made() -> None:
+    held, threads = Held(), pool()
+    first, second = (
+        asyncio.create_task(threads.run("a", lambda name=name: held.call(name))) for name in "ab"
+    )
+    await asyncio.sleep(0)
+    second.cancel()
+    held.may.set()
+    await first
+    await asyncio.wait({second})
+    assert await threads.run("a", lambda: "c") == "c"
+    assert held.done == ["a"]
+
+
+async def test_what_takes_longer_than_it_may_becomes_long_work() -> None:
+    paces = list[Pace]()
+
+    def call() -> str:
+        from localkv.system.limited_process import _pace
+
+        paces.append(_pace.get())
+        if paces[-1].seconds is not None:
+            raise OverTimeError("too long")
+        return "done"
+
+    assert await Work().run("a", 1, call) == "done"
+    assert [(pace.seconds is None, pace.nice > 0) for pace in paces] == [
+        (False, False),
+        (True, True),
+    ]
+
+
+async def test_errors_of_calls_are_those_of_who_asked() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await pool().run("a", lambda: 1 // 0)
+
+
+def test_bodies_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MOST_BODIES", 100)
+    monkeypatch.setattr(work, "MOST_OF_CLIENT", 60)
+    bodies = Bodies()
+    bodies.take("a", 60)
+    with pytest.raises(RequestError, match="this client") as refused:
+        bodies.take("a", 1)
+    assert refused.value.status == 429
+    with pytest.raises(RequestError, match="all clients") as refused:
+        bodies.take("b", 50)
+    assert (refused.value.status, refused.value.headers["retry-after"]) == (503, "1")
+    bodies.give_back("a", 60)
+    bodies.take("b", 50)
+
+
+async def test_bodies_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = front_of()
+    async with served(front) as port:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        for body in (b"{", b'{"content": 5}', b"[" * 9000):
+            answer = await said(port, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert answer.startswith(b"HTTP/1.1 400")
+    assert not front.work.bodies._of_client
+    assert not front.work.bodies._n_bytes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"content":"' + b'\\"' * LARGE,
+        b'{"model":5,"content":"' + b"a" * LARGE + b'"}',
+        b"[" * LARGE * 2,
+        b'{"model":5,"content":[' + b"[]," * LARGE + b"[]]}",
+    ],
+)
+async def test_a_large_body_is_never_read_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    threads = set[int]()
+
+    def noted(body: bytes) -> int:
+        threads.add(threading.get_ident())
+        return nesting(body)
+
+    monkeypatch.setattr(json_body, "nesting", noted)
+    async with served(front_of()) as port:
+        head = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        await said(port, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+# --- the structure of JSON
+
+
+class Pieces(bytes):
+    """Notes how much of it is taken."""
+
+    taken = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        piece = super().__getitem__(key)
+        Pieces.taken += len(piece)
+        return piece
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b"\\", b'"', b"a", b"{", b"]", b'\\\\"', b"\\u0041"])
+def test_a_body_is_looked_at_once(unit: bytes) -> None:
+    body = b'{"content":"' + unit * 200_000
+    Pieces.taken, started = 0, time.thread_time()
+    with suppress(RequestError):
+        nesting(Pieces(body))
+    assert Pieces.taken <= len(body)
+    assert time.thread_time() - started < 2  # quadratic time was 26 s for a sixth of it
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 64 << 10])
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (rb'{"a": [1, {"b": "}]{"}]}', 3),
+        (rb'{"a\"[[[": "\\\\", "b": ["\\", "[[["]}', 2),
+        (rb'"[[[\\\"[[["', 0),
+        (rb'["\\", ["\\\\\"]"], "[["]', 2),
+        (b"", 0),
+        (b'"[', 0),
+        (b"[[[", 3),
+    ],
+)
+def test_nesting_is_the_same_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, piece: int, text: bytes, levels: int
+) -> None:
+    monkeypatch.setattr(json_body, "PIECE", piece)
+    assert nesting(text) == levels
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * (MOST_NESTED + 1), "levels deep"),
+        (b"[" + b"{}," * MOST_PARTS + b"1]", "objects, lists and strings"),
+        (b"[" + b'"",' * MOST_PARTS + b"1]", "objects, lists and strings"),
+        (b"[" + b"1," * (MOST_ITEMS + 1) + b"1]", "commas"),
+    ],
+)
+def test_too_much_of_anything_is_refused(body: bytes, says: str) -> None:
+    with pytest.raises(RequestError, match=says) as refused:
+        decoded(body, ChatBody)
+    assert refused.value.status == 400
+
+
+async def test_work_for_a_large_body_is_done_in_a_thread() -> None:
+    front = front_of()
+    for n_bytes, is_here in ((10, True), (LARGE + 1, False)):
+        record = RequestRecord("x", "POST", "/", n_body=n_bytes)
+        token = current.set(record)
+        found = await front.for_body(threading.get_ident)
+        current.reset(token)
+        assert (found == threading.get_ident()) == is_here
