@@ -27,6 +27,9 @@ LARGE = 32 << 10
 QUICK_SECONDS = 0.25
 """What a template or a grammar may take before it counts as long work, and begins again there."""
 
+LONG_SECONDS = 10.0
+"""What all templates and grammars of a request may take."""
+
 NICE = 10
 """How far processes that do long work stand back."""
 
@@ -125,7 +128,7 @@ class Work:
 
     def __init__(self) -> None:
         self.quick = Pool(2, most_of_client=2, most_waiting=1024, pace=Pace(seconds=QUICK_SECONDS))
-        self.long = Pool(2, most_of_client=1, most_waiting=32, pace=Pace(nice=NICE))
+        self.long = Pool(2, most_of_client=1, most_waiting=32, pace=Pace(LONG_SECONDS, NICE))
         self.bodies = Bodies()
         self._trimmed = 0.0
 
@@ -137,13 +140,15 @@ class Work:
             n_bytes: of what it works on.
 
         Raises:
-            RequestError: too many calls of the client wait.
+            RequestError: too many calls of the client wait, or it takes too long.
         """
         if n_bytes <= LARGE:
             with suppress(OverTimeError):
                 return await self.quick.run(client, call)
         try:
             return await self.long.run(client, call)
+        except OverTimeError as error:
+            raise RequestError(400, error.message, "a smaller request would work") from None
         finally:
             self._trim()
 

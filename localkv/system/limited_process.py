@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import marshal
+import math
 import os
 import selectors
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localkv.errors import LocalKVError, byte_size
 from localkv.system.limited_child import LENGTH, READY
@@ -29,12 +30,16 @@ START_SECONDS = 60.0
 """How long the process may take to start, on a machine that does much else."""
 
 
+MOST_IDLE = 2
+"""Processes that are kept for the next requests: two threads of a server are answered at once."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """How urgent the work of a thread is.
 
     Attributes:
-        seconds: the most that a request may take, if that is less than its own limit.
+        seconds: the most that all of its requests together may take; None for each one's limit.
         nice: how far its processes stand back where others want the CPU.
     """
 
@@ -42,22 +47,30 @@ class Pace:
     nice: int = 0
 
 
-_UNHURRIED = Pace()
-_pace: ContextVar[Pace] = ContextVar("_pace", default=_UNHURRIED)
+class _Turn(NamedTuple):
+    """The pace of a thread's work, and when its time is up."""
+
+    pace: Pace
+    deadline: float
+
+
+_NO_TURN = _Turn(Pace(), math.inf)
+_turn: ContextVar[_Turn] = ContextVar("_turn", default=_NO_TURN)
 
 
 @contextmanager
 def at_pace(pace: Pace) -> Iterator[None]:
     """Let requests of this thread be answered at a pace."""
-    token = _pace.set(pace)
+    seconds = math.inf if pace.seconds is None else pace.seconds
+    token = _turn.set(_Turn(pace, time.monotonic() + seconds))
     try:
         yield
     finally:
-        _pace.reset(token)
+        _turn.reset(token)
 
 
 class OverTimeError(LocalKVError):
-    """A request took longer than the pace of its thread allows; it may have more time elsewhere."""
+    """Requests took longer than the pace of their thread allows; others may have more time."""
 
 
 class ChildEndedError(LocalKVError):
@@ -83,7 +96,7 @@ class LimitedProcesses:
         refused: makes the error about a request that takes too much.
 
     Attributes:
-        idle: processes that wait for the next request, one at most of each pace.
+        idle: processes that wait for the next request, `MOST_IDLE` of each pace at most.
     """
 
     def __init__(
@@ -115,15 +128,15 @@ class LimitedProcesses:
             LocalKVError: it takes too much time or memory (`refused`), or no process can be
                 started.
         """
-        message, pace = marshal.dumps(request), _pace.get()
-        process = self._taken(pace.nice)
+        message, turn = marshal.dumps(request), _turn.get()
+        process = self._taken(turn.pace.nice)
         try:
-            answer = self._answer(process, message, what, seconds, pace)
+            answer = self._answer(process, message, what, seconds, turn)
         except ChildEndedError:
             if not process.has_answered:
                 raise
-            process = self._started(pace.nice)  # the other may have ended while it waited
-            answer = self._answer(process, message, what, seconds, pace)
+            process = self._started(turn.pace.nice)  # the other may have ended while it waited
+            answer = self._answer(process, message, what, seconds, turn)
         if "out_of_memory" in answer:
             process.end()
             raise self._refused(f"{what} takes more than {byte_size(self._memory)} of memory")
@@ -131,16 +144,17 @@ class LimitedProcesses:
         return answer
 
     def _answer(
-        self, process: _Process, message: bytes, what: str, seconds: float, pace: Pace
+        self, process: _Process, message: bytes, what: str, seconds: float, turn: _Turn
     ) -> dict[str, Any]:
-        is_cut = pace.seconds is not None and pace.seconds < seconds
-        most = pace.seconds if is_cut and pace.seconds is not None else seconds
+        left = turn.deadline - time.monotonic()
         try:
-            answer: dict[str, Any] = json.loads(process.answer(message, most))
+            data = process.answer(message, max(0.0, min(seconds, left)))
+            answer: dict[str, Any] = json.loads(data)
         except TimeoutError:
             process.end()
-            text = f"{what} takes more than {most:g} s"
-            raise OverTimeError(text) if is_cut else self._refused(text) from None
+            if left < seconds:
+                raise OverTimeError(f"{what} takes more than {turn.pace.seconds:g} s") from None
+            raise self._refused(f"{what} takes more than {seconds:g} s") from None
         except EOFError:
             how, number = process.end_of_it()
             text = f"{what} ended the process that {self._does} it ({how})"
@@ -157,7 +171,8 @@ class LimitedProcesses:
 
     def _taken(self, nice: int) -> _Process:
         while True:
-            found = next((one for one in self.idle if one.nice == nice), None)
+            last = reversed(self.idle)
+            found = next((one for one in last if one.nice == nice), None)
             if found is None:
                 return self._started(nice)
             try:
@@ -179,7 +194,7 @@ class LimitedProcesses:
             ) from error
 
     def _give_back(self, process: _Process) -> None:
-        if any(one.nice == process.nice for one in self.idle):
+        if sum(one.nice == process.nice for one in self.idle) >= MOST_IDLE:
             process.end()
         else:
             self.idle.append(process)

@@ -138,7 +138,7 @@ def test_the_process_of_templates_is_replaced():
 
 def test_a_server_ended_under_load_answers_all_that_it_began(tmp_path: Path):
     server = RunningServer("-np", "2", "--queue", "64").wait()
-    body = {**CHAT, "stream": True, "max_tokens": 100, "seed": 1}
+    body = {**CHAT, "stream": True, "max_tokens": 1000, "seed": 1}
     try:
         socks = [asked(server, body) for _ in range(12)]
         until(lambda: sum(at_work(server)[:2]) == len(socks))

@@ -15,8 +15,8 @@ from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError
 from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_PARTS, decoded, nesting
 from localkv.server.request_record import RequestRecord, current
-from localkv.server.work import LARGE, Bodies, Pool, Work
-from localkv.system.limited_process import OverTimeError, Pace
+from localkv.server.work import LARGE, LONG_SECONDS, NICE, QUICK_SECONDS, Bodies, Pool, Work
+from localkv.system.limited_process import OverTimeError, Pace, _turn
 from support.front import front_of, said, served
 
 
@@ -95,17 +95,15 @@ async def test_what_takes_longer_than_it_may_becomes_long_work() -> None:
     paces = list[Pace]()
 
     def call() -> str:
-        from localkv.system.limited_process import _pace
+        paces.append(_turn.get().pace)
+        raise OverTimeError("too long")
 
-        paces.append(_pace.get())
-        if paces[-1].seconds is not None:
-            raise OverTimeError("too long")
-        return "done"
-
-    assert await Work().run("a", 1, call) == "done"
-    assert [(pace.seconds is None, pace.nice > 0) for pace in paces] == [
-        (False, False),
-        (True, True),
+    with pytest.raises(RequestError, match="too long") as refused:
+        await Work().run("a", 1, call)
+    assert refused.value.status == 400
+    assert [(pace.seconds, pace.nice) for pace in paces] == [
+        (QUICK_SECONDS, 0),
+        (LONG_SECONDS, NICE),
     ]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -134,10 +135,22 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_was_killed_is_replaced() -> None:
     Grammar.gbnf('root ::= "b"')
-    (process,) = grammar_process.processes.idle
+    process = grammar_process.processes.idle[-1]
     os.kill(process.pid, signal.SIGKILL)
     assert Grammar.gbnf('root ::= "c"').source
 
 
 def test_tokens_that_a_grammar_names_are_none_of_its_process() -> None:
     assert Grammar.lark('start: <[7]> "a" <[100-120,300]> <|end|>').source
+
+
+def test_all_grammars_of_a_turn_have_a_bound_together() -> None:
+    started = time.monotonic()
+
+    def many() -> None:
+        for i in range(1000):
+            Grammar.gbnf(f'root ::= "{i}"\n' + "".join(f'r{j} ::= "b"\n' for j in range(500)))
+
+    with at_pace(Pace(0.3)), pytest.raises(OverTimeError, match=r"more than 0\.3 s"):
+        many()
+    assert time.monotonic() - started < 5
