@@ -67,6 +67,8 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbits(32) if seed is None or seed == -1 else int(seed)
         self._ids = all_ids(n_vocab)
+        bias = params.logit_bias
+        self._bias = np.array([*bias], np.int64), np.array([*bias.values()], np.float64)
         active = active_samplers(params)
         self._chain = [entry.function for entry in active]
         begins_with_k = bool(active) and active[0].name == "top_k" and not params.logit_bias
@@ -165,7 +167,7 @@ class Sampler:
         else:
             candidates, chain = starting(self._ids, logits), self._chain
         if self.params.logit_bias:
-            candidates = logit_bias(candidates, self.params.logit_bias)
+            candidates = logit_bias(candidates, *self._bias)
         with np.errstate(over="ignore"):
             for function in chain:
                 candidates = function(candidates, self.params, self._state)

@@ -184,7 +184,7 @@ class Inbox:
         while True:
             message = self._later.get()
             if isinstance(message, Submit) and message.grammar is not None:
-                with suppress(LocalKVError):  # which the text's own constraint meets again
+                with suppress(Exception):  # which the text's own constraint meets again
                     self._tokens.matcher(message.grammar)
             self.messages.put(message)
             if isinstance(message, Submit):
