@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,9 +20,27 @@ from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
 from localkv.tool_calls.tools import TOOL_CHOICES
 
+T = TypeVar("T")
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model reasons, in Anthropic's words, which GLM's, DeepSeek's and Kimi's APIs have
+    beside OpenAI's."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: limits.Budget | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """How much the model reasons, in the words of OpenAI's Responses and OpenRouter."""
+
+    effort: limits.Effort | None = None
+    enabled: bool | None = None
+    max_tokens: limits.Budget | None = None
 
 
 class ChatBody(RequestFields, kw_only=True):
@@ -38,6 +56,8 @@ class ChatBody(RequestFields, kw_only=True):
     chat_template_kwargs: limits.Variables | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     reasoning_effort: limits.Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: Thinking | None = None
     enable_thinking: bool | None = None
     thinking_budget_tokens: limits.Budget | None = None
     add_generation_prompt: bool | None = None
@@ -60,19 +80,31 @@ async def rendered(front: Front, body: ChatBody, *, most: int | None = None) -> 
     goes_on = body.continue_final_message
     if goes_on is None and front.settings.prefills and not body.add_generation_prompt:
         goes_on = _ends_in_answer(body.messages)
+    reasoning, thinking = body.reasoning or ReasoningOptions(), body.thinking
+    switches, budgets = [body.enable_thinking], [body.thinking_budget_tokens]
+    if thinking is not None:
+        switches.append(thinking.type != "disabled")
+        budgets.append(thinking.budget_tokens if thinking.type == "enabled" else None)
+    switches.append(reasoning.enabled)
+    budgets.append(reasoning.max_tokens)
     prompt = await front.conversation(
         body.messages,
         most=most,
         tools=asked_tools(body).shown,
         template_kwargs=body.chat_template_kwargs,
-        enable_thinking=body.enable_thinking,
-        reasoning_effort=body.reasoning_effort,
-        reasoning_budget=body.thinking_budget_tokens,
+        enable_thinking=_first(switches),
+        reasoning_effort=body.reasoning_effort or reasoning.effort,
+        reasoning_budget=_first(budgets),
         continue_final_message=bool(goes_on),
         add_generation_prompt=body.add_generation_prompt,
     )
     warn(*prompt.warnings)
     return prompt
+
+
+def _first(given: Iterable[T | None]) -> T | None:
+    """The first value that is there."""
+    return next((value for value in given if value is not None), None)
 
 
 def _ends_in_answer(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from localkv.server.failures import RequestError
 from localkv.server.limits import type_error
-from localkv.server.other_fields import check_others
+from localkv.server.other_fields import check_others, with_others
 
 if TYPE_CHECKING:
     from localkv.server.front import Front
@@ -47,8 +47,9 @@ def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
     return marked
 
 
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return _decoders.get(kind) or _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    decoder = _decoders.get(kind)
+    return decoder or _decoders.setdefault(kind, msgspec.json.Decoder(with_others(kind)))
 
 
 def make_decoders() -> None:
@@ -69,18 +70,18 @@ def decoded(body: bytes, kind: type[T]) -> T:
     if nesting(body) > MOST_NESTED:
         raise RequestError(400, f"the body is nested more than {MOST_NESTED} levels deep")
     try:
-        value = decoder.decode(body)
+        value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
         if not _WHOLE_WANTED.match(str(error)):
             raise type_error(error, kind, body) from None
         try:
-            value = msgspec.convert(_whole(msgspec.json.decode(body)), kind)
+            read: Any = msgspec.convert(_whole(msgspec.json.decode(body)), with_others(kind))
+            value = read
         except msgspec.ValidationError as other:
             raise type_error(other, kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
-    if "stream" in kind.__struct_fields__:
-        check_others(body, kind)
+    check_others(value, kind)
     return value
 
 

@@ -40,6 +40,7 @@ REFUSED: Mapping[str, str] = {
     "guided_json": _STRUCTURE,
     "guided_regex": _STRUCTURE,
     "guided_whitespace_pattern": "leave it out: white space is as json.dumps has it",
+    "height": "this model writes text",
     "include_stop_str_in_output": "a stop string is no part of a text",
     "json_schema": _STRUCTURE,
     "logits_processors": "use logit_bias, samplers or a grammar",
@@ -53,6 +54,7 @@ REFUSED: Mapping[str, str] = {
     "prompt_logprobs": "the texts that are generated have logprobs",
     "regex": "use guided_regex, or this API's field for a schema",
     "response_format": _STRUCTURE,
+    "steps": "this model writes text",
     "stop": "use this API's field for strings that end a text, as stop_sequences",
     "stop_token_ids": "use stop, with the tokens' texts",
     "store": _NO_STORE,
@@ -63,6 +65,7 @@ REFUSED: Mapping[str, str] = {
     "truncate_prompt_tokens": "shorten the prompt: a prompt that does not fit is refused",
     "use_beam_search": "use n, with logprobs, and choose among the texts",
     "web_search_options": "describe a function that searches, and run it",
+    "width": "this model writes text",
 }
 """Names of fields that promise something about the answer, and what to do instead."""
 
@@ -111,29 +114,31 @@ HARMLESS: Mapping[str, str] = {
 """Names of fields that say nothing about an answer, and what they say."""
 
 
-def check_others(body: bytes, kind: type[msgspec.Struct]) -> None:
+@lru_cache(maxsize=64)
+def with_others(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A kind of body with the fields of other APIs besides, if it asks for a text."""
+    if "stream" not in kind.__struct_fields__:
+        return kind
+    names = [name for name in (*REFUSED, *NOTED) if name not in kind.__struct_fields__]
+    fields = [(name, Any, None) for name in names]
+    return msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
+
+
+def check_others(body: msgspec.Struct, kind: type[msgspec.Struct]) -> None:
     """Refuse, or warn of, the fields of a body that its API does not have here.
 
     Args:
-        body: JSON, an object.
-        kind: the fields that the API has.
+        body: one of `with_others(kind)`.
 
     Raises:
         RequestError: one promises something that is not kept.
     """
-    given = _decoder(kind).decode(body)
-    for name in given.__struct_fields__:
-        value = getattr(given, name)
+    for name in body.__struct_fields__:
+        if name in kind.__struct_fields__:
+            continue
+        value = getattr(body, name)
         if value in (None, False, "", [], {}) or value in ASKS_NOTHING.get(name, ()):
             continue
         if name in REFUSED:
             raise unsupported(name, REFUSED[name])
         warn(f"{name} has no effect: {NOTED[name]}")
-
-
-@lru_cache(maxsize=64)
-def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    """Reads the fields that a kind of body has not."""
-    names = [name for name in (*REFUSED, *NOTED) if name not in kind.__struct_fields__]
-    fields = [(name, Any, None) for name in names]
-    return msgspec.json.Decoder(msgspec.defstruct("Others", fields))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import msgspec
+import ollama
 import pydantic
 import pytest
 from anthropic.resources.beta.messages import Messages as BetaMessages
@@ -17,9 +21,10 @@ from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.responses import Responses
 
+from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.reasoning_tags import EFFORTS
 from localkv.server import limits
-from localkv.server.chat_request import ChatBody
+from localkv.server.chat_request import ChatBody, rendered
 from localkv.server.dialects import anthropic_messages, ollama_request
 from localkv.server.dialects import openai_responses as openai
 from localkv.server.dialects.native_completion import NativeBody
@@ -29,13 +34,12 @@ from localkv.server.failures import RequestError
 from localkv.server.json_body import decoded
 from localkv.server.other_fields import ASKS_NOTHING, HARMLESS, NOTED, REFUSED
 from localkv.server.request_record import RequestRecord, current
+from support.front import front_of
 from support.server import RunningServer
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "server-apis.md"
 USER = [{"role": "user", "content": "Hi"}]
 
-OLLAMA_CHAT = "model messages tools stream think logprobs top_logprobs format options keep_alive"
-OLLAMA_GENERATE = "prompt suffix system template context raw images"
 OF_REQUEST = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
@@ -50,11 +54,8 @@ OFFICIAL = {
     "responses": (openai.ResponsesBody, parameters(Responses.create)),
     "messages": (anthropic_messages.MessagesBody, parameters(Messages.create)),
     "beta messages": (anthropic_messages.MessagesBody, parameters(BetaMessages.create)),
-    "ollama chat": (ChatRequest, {*OLLAMA_CHAT.split()}),
-    "ollama generate": (
-        GenerateRequest,
-        {*OLLAMA_CHAT.split(), *OLLAMA_GENERATE.split()} - {"messages", "tools"},
-    ),
+    "ollama chat": (ChatRequest, parameters(ollama.Client.chat)),
+    "ollama generate": (GenerateRequest, parameters(ollama.Client.generate)),
 }
 BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatBody: {"messages": USER},
@@ -79,6 +80,12 @@ def record() -> Iterator[RequestRecord]:
 def test_every_official_field_is_known(api: str) -> None:
     kind, fields = OFFICIAL[api]
     assert fields - {*kind.__struct_fields__, *REFUSED, *NOTED, *HARMLESS} == set()
+
+
+def test_every_option_of_ollama_is_known() -> None:
+    others = {*ollama.Options.model_fields} - {*ollama_request.Options.__struct_fields__}
+    text = DOCS.read_text().replace("options.", "")
+    assert [name for name in others if f"`{name}`" not in text] == []
 
 
 def test_each_field_has_one_meaning_that_the_documentation_tells() -> None:
@@ -235,13 +242,26 @@ def test_formats_of_messages_that_are_none() -> None:
             anthropic_messages.chat_body(decoded(body, anthropic_messages.MessagesBody))
 
 
+# --- errors that would only come again
+
+
+def test_clients_are_told_where_asking_again_is_in_vain(server: RunningServer) -> None:
+    final = [status for status in range(400, 600) if RequestError(status, "a").headers]
+    assert final == [500, 501, 504]
+    asked = Request(f"{server.url}/v1/embeddings", b"{}", {"content-type": "application/json"})
+    with pytest.raises(HTTPError) as error:
+        urlopen(asked, timeout=60)
+    with error.value as answer:
+        assert (answer.code, answer.headers["x-should-retry"]) == (501, "false")
+
+
 # --- how much the model reasons
 
 
 def test_the_effort_in_each_dialect() -> None:
     said = {"reasoning": {"effort": "low"}, "input": "a"}
     response = decoded(json.dumps(said).encode(), openai.ResponsesBody)
-    assert openai.chat_body(response).reasoning_effort == "low"
+    assert openai.chat_body(response).reasoning.effort == "low"
     config = {"output_config": {"effort": "max"}, "messages": USER, "max_tokens": 1}
     message = decoded(json.dumps(config).encode(), anthropic_messages.MessagesBody)
     assert anthropic_messages.chat_body(message).reasoning_effort == "max"
@@ -255,6 +275,38 @@ def test_the_effort_in_each_dialect() -> None:
         asked = ChatRequest(model="tales", think=think, messages=USER)
         chat = ollama_request.chat_body(asked, ollama_request.Options())
         assert (chat.reasoning_effort, chat.enable_thinking) == (effort, is_on)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (None, None, None)),
+        ({"thinking": {"type": "disabled"}}, (False, None, None)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, (True, 9, None)),
+        ({"thinking": {"type": "adaptive"}, "reasoning_effort": "low"}, (True, None, "low")),
+        ({"reasoning": {"effort": "none"}}, (None, None, "none")),
+        ({"reasoning": {"enabled": False, "max_tokens": 5}}, (False, 5, None)),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, (True, None, None)),
+    ],
+)
+def test_reasoning_in_the_words_of_others(
+    fields: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    asked = dict[str, Any]()
+
+    class Told:
+        """A front that notes what a conversation is rendered with."""
+
+        settings = front_of().settings
+
+        async def conversation(self, messages: Any, **options: Any) -> ChatPrompt:
+            asked.update(options)
+            return ChatPrompt([], "")
+
+    body = decoded(json.dumps({"messages": USER, **fields}).encode(), ChatBody)
+    asyncio.run(rendered(Told(), body))  # type: ignore[arg-type]
+    names = ("enable_thinking", "reasoning_budget", "reasoning_effort")
+    assert tuple(asked[name] for name in names) == expected
 
 
 # --- numbers

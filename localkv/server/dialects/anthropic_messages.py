@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from localkv.server import limits
 from localkv.server.answers import Answers
-from localkv.server.chat_request import ChatBody, begun, rendered
+from localkv.server.chat_request import ChatBody, Thinking, begun, rendered
 from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import CONTEXT_ERROR, RequestError, unsupported
 from localkv.server.front import Front
@@ -43,11 +43,6 @@ class ToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: limits.Name | None = None
     disable_parallel_tool_use: bool | None = None
-
-
-class Thinking(msgspec.Struct, kw_only=True):
-    type: limits.Word
-    budget_tokens: limits.Budget | None = None
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
@@ -107,6 +102,7 @@ def chat_body(body: CountBody) -> ChatBody:
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())] or None,
         continue_final_message=is_begun or None,
         response_format=_format(body),
+        thinking=body.thinking,
         reasoning_effort=body.output_config.effort if body.output_config else None,
     )
     if (choice := body.tool_choice) is not None:
@@ -114,10 +110,6 @@ def chat_body(body: CountBody) -> ChatBody:
         named = {"type": "function", "function": {"name": choice.name}}
         chat.tool_choice = names.get(choice.type, named)
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
-    if body.thinking is not None:
-        chat.enable_thinking = body.thinking.type != "disabled"
-        if body.thinking.type == "enabled":
-            chat.thinking_budget_tokens = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from localkv.server import limits
 from localkv.server.answers import Answers
-from localkv.server.chat_request import ChatBody, begun, rendered
+from localkv.server.chat_request import ChatBody, ReasoningOptions, begun, rendered
 from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
@@ -34,10 +34,6 @@ LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for that is not there; the rest is of tools that are not, either."""
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 """Parts of a content that are text."""
-
-
-class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: limits.Effort | None = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
@@ -100,7 +96,7 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         tools=[_tool(tool) for tool in body.tools or ()] or None,
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        reasoning=body.reasoning,
         response_format=_format(body.text),
     )
 
