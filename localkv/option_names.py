@@ -34,11 +34,15 @@ _MEANT = {
 MEANT = {other: name for name, others in _MEANT.items() for other in others.split()}
 """Another library's name of an option -> ours."""
 
-_ONE_DEVICE = "the whole model runs on one device: device='cuda' or device='cpu'"
+_ONE_DEVICE = "the whole model runs on one device, device='cuda' or 'cpu': it can't be divided yet"
 _SCHEMA = "schema=... keeps the text to a JSON schema, grammar=... to GBNF or Lark"
 _GREEDY = "temperature=0 takes the most likely token each time"
+_DIVISIONS = (
+    *("n_gpu_layers", "gpu_layers", "num_gpu", "device_map", "tensor_split", "split_mode"),
+    *("main_gpu", "n_cpu_moe", "override_tensor", "tensor_buft_overrides"),
+)
 ADVICE = {
-    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "device_map"), _ONE_DEVICE),
+    **dict.fromkeys(_DIVISIONS, _ONE_DEVICE),
     **dict.fromkeys(("format", "response_format"), _SCHEMA),
     **dict.fromkeys(("do_sample", "greedy"), _GREEDY),
     "embedding": "LLM.embed works with every model",

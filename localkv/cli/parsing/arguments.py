@@ -18,6 +18,8 @@ from localkv.cli.parsing.option_types import WHOLE, Text
 from localkv.errors import UsageError, printable
 
 _MOST_OWNERS = 3
+_MOST_SHOWN = 200
+"""Characters of a value in a message."""
 _MODEL = "-m"
 """The option that a word ending in .gguf belongs to."""
 
@@ -87,6 +89,7 @@ class _Given:
 
     def add(self, name: str, value: str) -> None:
         """Note a value, or a flag by its name."""
+        value = printable(value) if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]!r}..."
         param = self._params[name]
         if not (param.multiple or param.count or (param.is_eager and param.is_flag)):
             if param.is_flag:
@@ -108,7 +111,7 @@ class _Given:
             param = by_name[name]
             shown = "/".join(param.opts)
             if isinstance(param.type, Text):
-                listed = " and ".join(printable(value) for value in (*others, values[-1]))
+                listed = " and ".join((*others, values[-1]))
                 hint = "a word that ends in .gguf counts as -m" if _MODEL in param.opts else None
                 raise UsageError(f"{shown} is given {len(others) + 1} times: {listed}", hint=hint)
             if param.is_flag:

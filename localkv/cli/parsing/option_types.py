@@ -44,6 +44,8 @@ class FileName(Text):
         text = super().convert(value, param, ctx)
         if not text:
             self.fail("empty, expected the name of a file", param, ctx)
+        if "\0" in text:
+            self.fail("no file has a NUL in its name", param, ctx)
         return text
 
 

@@ -39,10 +39,22 @@ def report(error: Exception) -> int:
         message, hint, code = known.message, known.hint, known.exit_code
     else:
         message, hint, code = _other_message(error)
-    say(f"error: {message}")
+    say(f"error: {_shortened(message)}")
     if hint:
-        say(f"hint: {hint}")
+        say(f"hint: {_shortened(hint)}")
     return code
+
+
+_MOST_CHARACTERS = 600
+"""Of a line, which may repeat what was typed."""
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a text that is too long for a line."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    third = _MOST_CHARACTERS // 3
+    return f"{text[: 2 * third]} ... {text[-third:]}"
 
 
 def _other_message(error: Exception) -> tuple[str, str | None, int]:
