@@ -99,11 +99,24 @@ def _zed(server: ServerAddress) -> str:
 
 
 def _aider(server: ServerAddress) -> str:
+    model, metadata = f"openai/{server.model}", "~/.aider.localkv.json"
+    sizes = {
+        "max_input_tokens": server.n_ctx,
+        "max_output_tokens": server.n_output,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
     words = [
-        *("aider", "--model", f"openai/{server.model}"),
+        *("aider", "--model", model),
         *("--openai-api-base", f"{server.url}/v1", "--openai-api-key", server.some_key),
     ]
-    return shlex.join(words) + "\n"
+    text = shlex.quote(json.dumps({model: sizes}, ensure_ascii=False))
+    return (
+        f"# in a shell\nprintf '%s\\n' {text} > {metadata}\n"
+        f"{shlex.join(words)} --model-metadata-file {metadata}\n"
+    )
 
 
 def _codex(server: ServerAddress) -> str:

@@ -60,9 +60,14 @@ def _opencode(text: str) -> tuple[str, str, int]:
 
 
 def _aider(text: str) -> tuple[str, str, int]:
-    words = shlex.split(text)
+    _, write, start = text.splitlines()
+    (metadata,) = json.loads(shlex.split(write)[2]).items()
+    words = shlex.split(start)
     options = dict(zip(words[1::2], words[2::2], strict=True))
-    return options["--openai-api-base"], options["--model"].removeprefix("openai/"), 2048
+    assert options["--model"] == metadata[0]
+    assert write.endswith(options["--model-metadata-file"])
+    n_ctx = metadata[1]["max_input_tokens"]
+    return options["--openai-api-base"], options["--model"].removeprefix("openai/"), n_ctx
 
 
 def _continue(text: str) -> tuple[str, str, int]:
