@@ -97,10 +97,15 @@ class _Arranged:
 
     def without_late_systems(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with what the system says later in the user's turns, unless it may."""
-        late = {str(m["role"]) for m in messages if m["role"] in SYSTEM}
-        if not late or all(
-            self._takes("user", role) and self._takes("user", "assistant", role, "user")
+        roles = {str(m["role"]) for m in messages}
+        late = roles.intersection(SYSTEM)
+        before: list[tuple[str, ...]] = [("user",), ("user", "assistant")]
+        if "tool" in roles and self._takes("user", CALL, "tool"):
+            before.append(("user", CALL, "tool"))
+        if all(
+            self._takes(*turns, role, "user") and self._takes(*turns, role)
             for role in late
+            for turns in before
         ):
             return list(messages)
         self._warn(
@@ -188,6 +193,8 @@ def _said(turns: list[Message], systems: Sequence[Message], after: Message | Non
     """Let the user say what systems do: in the turn before, in the one after, or between; the turn
     after."""
     said = _user(_joined(systems))
+    if not said["content"]:
+        return after or said
     if turns and turns[-1]["role"] == "user":
         turns[-1] = _pair(turns[-1], said)
     elif after is not None and after["role"] == "user":

@@ -15,6 +15,7 @@ from localkv.loader.chat_roles import in_turns
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from support.family_templates import FAMILIES, QWEN3
+from support.quick import quick
 
 DATA = Path(__file__).parent.parent / "data"
 RECORDED = json.loads((DATA / "transformers_prompts.json").read_text())
@@ -55,6 +56,14 @@ TEMPLATES = {
     for name, source in SOURCES.items()
 }
 
+FEW_NAMED = ("chatml", "gemma", "llama2-sys", "mistral-v7-tekken", "orion", "vicuna")
+FEW = [
+    name
+    for name in TEMPLATES
+    if not name.startswith("named ") or name.removeprefix("named ") in FEW_NAMED
+]
+NAMES = quick(TEMPLATES, FEW)
+
 SHOWN = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
 ORDERS = ["s", "su", "ssu", "sdu", "sa", "saa", "sauau", "suasu", "suasa", "suctsau"]
 ORDERS += ["us", "sus", "usa", "usau", "uasa", "usst", "uu", "uauau", "au", "ut", "uat"]
@@ -82,13 +91,13 @@ def arranged(name: str, messages: list[dict[str, Any]]) -> tuple[str, tuple[str,
     return template.render(turns), warnings
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_every_order_is_rendered_with_every_word_in_its_place(name: str, order: str) -> None:
-    prompt, _ = arranged(name, said(order))
-    places = [prompt.find(f"word {i}.") for i, letter in enumerate(order) if letter != "c"]
-    assert -1 not in places
-    assert places == sorted(places)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_order_is_rendered_with_every_word_in_its_place(name: str) -> None:
+    for order in ORDERS:
+        prompt, _ = arranged(name, said(order))
+        places = [prompt.find(f"word {i}.") for i, letter in enumerate(order) if letter != "c"]
+        assert -1 not in places, order
+        assert places == sorted(places), order
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -145,6 +154,25 @@ def test_who_has_no_system_role_is_told_by_the_user() -> None:
     assert arranged("silent", said("su"))[0] == "[user] word 0.\n\nword 1.\n"
 
 
+def test_an_empty_system_message_leaves_no_turn() -> None:
+    system = {"role": "system", "content": ""}
+    prompt, _ = arranged("strict", [*said("ua"), system])
+    assert prompt == arranged("strict", said("ua"))[0]
+
+
+def test_a_template_may_refuse_a_system_message_after_results_alone() -> None:
+    source = "{% for m in messages %}{% if m.role == 'system' and loop.previtem is defined and "
+    source += "loop.previtem.role == 'tool' %}{{ raise_exception('not here') }}{% endif %}"
+    template = ChatTemplate(
+        source + "[{{ m.role }}] {{ m.content }}\n{% endfor %}", bos_token="", eos_token=""
+    )
+    turns, warnings = in_turns(template, messages_for(template, said("uasu")))
+    assert ([turn["role"] for turn in turns][2], warnings) == ("system", ())
+    turns, warnings = in_turns(template, messages_for(template, said("uctsu")))
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "user"]
+    assert len(warnings) == 1
+
+
 def test_parts_are_joined_as_texts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": role, "content": parts} for role in ("system", "user", "user")]
@@ -156,7 +184,7 @@ def test_parts_are_joined_as_texts() -> None:
 NULLS = {"refusal": None, "audio": None, "function_call": None, "name": None, "annotations": []}
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}])
 def test_an_answer_without_text_is_rendered(name: str, content: dict[str, Any]) -> None:
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
