@@ -14,8 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from localkv.errors import byte_size
 from localkv.server.failures import RequestError
@@ -42,7 +43,10 @@ TRIM_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class _Job(NamedTuple):
+@dataclass(eq=False, repr=False)
+class _Job:
+    """A call, which may hold a whole body: nothing compares or shows it."""
+
     call: Callable[[], Any]
     done: asyncio.Future[Any]
 
@@ -87,7 +91,7 @@ class Pool:
             result: T = await job.done
             return result
         finally:
-            with suppress(ValueError):
+            if job in waiting:
                 waiting.remove(job)
 
     def _call(self, call: Callable[[], T]) -> T:
