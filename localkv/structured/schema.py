@@ -159,15 +159,27 @@ def styled(
 
 @dataclass(frozen=True)
 class _Listed:
-    """The properties that schemas of one value list, and whether one of them takes others."""
+    """The properties that schemas of one value list and require, and whether one takes others."""
 
     names: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
     lists: bool = False
     is_open: bool = False
+    has_patterns: bool = False
 
     def __or__(self, other: _Listed) -> _Listed:
-        names = tuple(dict.fromkeys((*self.names, *other.names)))
-        return _Listed(names, self.lists or other.lists, self.is_open or other.is_open)
+        return _Listed(
+            tuple(dict.fromkeys((*self.names, *other.names))),
+            tuple(dict.fromkeys((*self.wanted, *other.wanted))),
+            self.lists or other.lists,
+            self.is_open or other.is_open,
+            self.has_patterns or other.has_patterns,
+        )
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Those that are listed, or required beside those that are."""
+        return tuple(dict.fromkeys((*self.names, *self.wanted)))
 
 
 class _Plain:
@@ -253,11 +265,13 @@ class _Plain:
         self._room.take()
         if depth > MOST_NESTED:
             raise _too_deep()
+        if schema is True and closes and beside:
+            schema = {}
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
             raise _no_value("a schema", schema)
-        given = _meant(schema)
+        given = _meant(self._with_names(schema))
         if isinstance(given, bool):
             return given
         base = self._base_of(given, depth + 1)
@@ -280,6 +294,11 @@ class _Plain:
         Args:
             schema, given, base: as it is written, what it says, and what of that it says itself.
         """
+        is_told = schema.get("unevaluatedProperties") is False
+        if is_told:
+            closes, beside = True, ()  # which knows of its own parts only
+            if self._listed_by(schema).has_patterns:
+                raise _no_grammar("unevaluatedProperties")
         both = [*_list_of(given, "allOf")]
         if "$ref" in given:
             both.append(self._target(schema))
@@ -295,17 +314,18 @@ class _Plain:
                 listed |= self._listed_by(one)
         if beside:
             listed |= _Listed(beside, lists=True)
-        closes = closes and not listed.is_open
+        closes = closes and not (listed.is_open or listed.has_patterns)
+        names = listed.names if is_told else listed.all_names
         parts = [
             self._part(one, depth, closes=False, named="$ref" in given and one is both[-1])
             for one in both
         ]
         if len(either) == 1:
-            parts.append(self._either(given, either[0], depth, listed.names, closes=closes))
+            parts.append(self._either(given, either[0], depth, names, closes=closes))
         else:
             parts += [self._either(given, key, depth, closes=False) for key in either]
             if closes and listed.lists:
-                parts.append(_only(listed.names))
+                parts.append(_only(names))
         return _all_of(base, parts)
 
     def _part(
@@ -323,7 +343,7 @@ class _Plain:
             named: it is what a reference stands for, and may be a definition of its own.
         """
         if not isinstance(schema, dict):
-            return self._at(schema, depth)
+            return self._at(schema, depth, beside, closes=closes)
         if not named:
             is_reference = "$ref" in schema and not _SPEAKING & set(schema) - {"$ref"}
             if not is_reference:
@@ -397,7 +417,7 @@ class _Plain:
         if len(self._listing) > MOST_CHAINED:
             raise _too_deep()
         self._listing.add(id(schema))
-        given = dict(schema)
+        given = dict(self._with_names(schema))
         _unfold_condition(given)
         found = _lists(given)
         parts = [one for key in ("allOf", "anyOf", "oneOf") for one in _list_of(given, key)]
@@ -410,6 +430,15 @@ class _Plain:
         return found
 
     # references
+
+    def _with_names(self, schema: Object) -> Object:
+        """A schema with what it says of properties' names written out."""
+        names, n_followed = schema.get("propertyNames"), 0
+        while isinstance(names, dict) and set(names) & _SPEAKING == {"$ref"}:
+            names, n_followed = self._target(names), n_followed + 1
+            if n_followed > MOST_NESTED:
+                raise _too_deep()
+        return {**schema, "propertyNames": names} if n_followed else schema
 
     def _target(self, schema: Object) -> Json:
         """What the reference of a schema stands for.
@@ -579,9 +608,7 @@ def _meant(schema: Object) -> Object | bool:
         given.pop("unevaluatedProperties", None)  # of parts, `_Plain` closes them or leaves them
     left = [key for key in schema if key in given and key in _WITHOUT_GRAMMAR]
     if left:
-        raise UsageError(
-            f"no grammar for {', '.join(left)}", hint="leave it out, and check the finished text"
-        )
+        raise _no_grammar(", ".join(left))
     return given
 
 
@@ -603,10 +630,13 @@ def _lists(schema: Object) -> _Listed:
     _name_properties(given)
     properties = given.get("properties")
     others = given.get("additionalProperties", given.get("unevaluatedProperties", False))
+    lists = isinstance(properties, dict)
     return _Listed(
-        (*properties, *_names_in(given.get("required"))) if isinstance(properties, dict) else (),
-        isinstance(properties, dict) or given.get("unevaluatedProperties") is False,
-        others is not False or bool(given.get("patternProperties")),
+        tuple(properties) if isinstance(properties, dict) else (),
+        tuple(_names_in(given.get("required"))) if lists else (),
+        lists or given.get("unevaluatedProperties") is False,
+        others is not False,
+        bool(given.get("patternProperties")),
     )
 
 
@@ -618,17 +648,19 @@ def _name_properties(given: Object) -> None:
     ):
         return
     said = {key: value for key, value in names.items() if key in _SPEAKING and key != "type"}
-    if names.get("type", "string") != "string" or len(said) != 1:
+    if names.get("type", "string") != "string":
         return
-    ((key, value),) = said.items()
-    value = [value] if key == "const" else value
     schema = given.get("additionalProperties", True)
-    if key in ("enum", "const") and isinstance(value, list):
-        if not all(isinstance(one, str) for one in value):
+    listed, pattern = _values_of(said), said.get("pattern")
+    if len(said) == 1 and listed and all(isinstance(one, str) for one in listed):
+        given["properties"] = dict.fromkeys(listed, schema)
+    elif len(said) == 1 and isinstance(pattern, str):
+        given["patternProperties"] = {pattern: schema}
+    elif set(said) <= {"minLength", "maxLength"}:
+        least, most = said.get("minLength", 0), said.get("maxLength", "")
+        if not all(isinstance(one, int) and one >= 0 for one in said.values()):
             return
-        given["properties"] = dict.fromkeys(value, schema)
-    elif key == "pattern" and isinstance(value, str):
-        given["patternProperties"] = {value: schema}
+        given["patternProperties"] = {f"^[\\s\\S]{{{least},{most}}}$": schema}
     else:
         return
     given["additionalProperties"] = False
@@ -677,6 +709,12 @@ def _list_of(given: Object, key: str) -> list[Json]:
     if not isinstance(value, list):
         raise _no_value(key, value)
     return value
+
+
+def _no_grammar(keywords: str) -> UsageError:
+    return UsageError(
+        f"no grammar for {keywords}", hint="leave it out, and check the finished text"
+    )
 
 
 def _too_deep() -> UsageError:

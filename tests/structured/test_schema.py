@@ -55,10 +55,22 @@ CLOSED = [
     ({"allOf": [A, B]}, ["ab"], ["a", "abc"]),
     ({"allOf": [A, has("b", additionalProperties=True)]}, ["ab", "abc"], ["a"]),
     ({**K, "allOf": [A], "unevaluatedProperties": False}, ["ka"], ["kab", "k"]),
+    (
+        {
+            **K,
+            "allOf": [
+                {"unevaluatedProperties": False, "allOf": [K, {}]},
+                {"properties": {"b": {}}},
+            ],
+        },
+        ["k"],
+        ["kb"],
+    ),
     ({"anyOf": [A, B]}, ["a", "b"], ["ab"]),
     ({"anyOf": [A, has("b", additionalProperties=True)]}, ["a", "b", "bc"], ["ac"]),
     ({"oneOf": [A, B]}, ["a", "b"], ["ab"]),
     ({**K, "anyOf": [A, B]}, ["ka", "kb"], ["k", "kab"]),
+    ({**K, "anyOf": [A, True]}, ["k", "ka"], ["kb"]),
     ({**K, "oneOf": [A, B]}, ["ka", "kb"], ["k", "kab"]),
     ({**K, "allOf": [A, {"anyOf": [B, {"properties": {"c": {}}}]}]}, ["kab", "kac"], ["kad", "k"]),
     (
@@ -213,6 +225,13 @@ def test_names_of_properties_that_are_listed_or_have_a_pattern() -> None:
     assert takes(listed, '{"x": 1, "y": 2}')
     assert not takes(listed, '{"y": 2}')
     assert not takes(listed, '{"x": 1, "z": 2}')
+    named = {**record, "propertyNames": {"$ref": "#/$defs/q"}, "$defs": {"q": {"enum": ["x"]}}}
+    assert takes(named, '{"x": 1}')
+    assert not takes(named, '{"y": 1}')
+    sized = {**record, "propertyNames": {"minLength": 1, "maxLength": 2}}
+    assert takes(sized, '{"ab": 1, "é\\"": 2}')
+    assert not takes(sized, '{"": 1}')
+    assert not takes(sized, '{"abc": 1}')
     patterned = {**record, "propertyNames": {"type": "string", "pattern": "^x"}}
     assert takes(patterned, '{"xa": 1, "xb": 2}')
     assert not takes(patterned, '{"a": 1}')
