@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import inspect
+
 from localkv.server.app import ENDPOINTS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -72,24 +74,36 @@ _OBJECTS: tuple[dict[str, Any], ...] = (
     {"add_generation_prompt": [], "bos_token": {}, "tools": 5, "messages": 5},
 )
 VALUES: tuple[Any, ...] = (None, *_NUMBERS, *_TEXTS, *_LISTS, *_OBJECTS)
+_NUMBERED = range(len(VALUES))
 
 
-FIELDS = sorted(
-    {
-        name
-        for *_, endpoint in ENDPOINTS
-        if hasattr(endpoint, "body_type")
-        for name in endpoint.body_type.__struct_encode_fields__
-    }
-    | {"filename", "user"}
-)
-"""The names of all fields of all bodies, and one that there is not."""
+def _fields(kind: inspect.Type) -> Iterator[str]:
+    """The names of the fields of a body, and of the objects in it: `options.top_k`."""
+    for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+        if isinstance(one, inspect.StructType):
+            for field in one.fields:
+                yield field.encode_name
+                yield from (f"{field.encode_name}.{name}" for name in _fields(field.type))
+
+
+_OWN = {
+    path: list(_fields(inspect.type_info(endpoint.body_type)))
+    for path, _, endpoint in ENDPOINTS
+    if path in BODIES and hasattr(endpoint, "body_type")
+}
+_OF_ANY = {name for names in _OWN.values() for name in names if "." not in name}
+FIELDS = {path: sorted({*_OWN.get(path, ()), *_OF_ANY, "filename", "user"}) for path in BODIES}
+"""By paths: the fields of all bodies, of the objects in its own, and one that there is not."""
 
 
 def odd_requests(seed: int) -> Iterator[tuple[str, bytes]]:
     """Path and body of every request, in an order of that seed."""
-    cases = [(path, field, i) for path in BODIES for field in FIELDS for i in range(len(VALUES))]
+    cases = [(path, field, i) for path in BODIES for field in FIELDS[path] for i in _NUMBERED]
     random.Random(seed).shuffle(cases)
     for path, field, i in cases:
-        body = {**BODIES[path], field: VALUES[i]}
+        body, (name, *rest) = dict(BODIES[path]), field.split(".")
+        if rest:
+            body[name] = {**body.get(name, {}), rest[0]: VALUES[i]}
+        else:
+            body[name] = VALUES[i]
         yield path, json.dumps(body).encode()
