@@ -41,7 +41,7 @@ sys.path.insert(0, str(TESTS))
 from support.conversations import ANSWERS, CONVERSATIONS, FILES, FUNCTION, Talk  # noqa: E402
 from support.scripted_server import ASK  # noqa: E402
 
-SECONDS = 240.0
+SECONDS = 600.0
 """The longest that a turn may take."""
 CONTEXT = 131_072
 """Tokens: the model that ships has short ones, two or three to one of a large model's."""
