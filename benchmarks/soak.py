@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -33,6 +34,8 @@ from typing import Any
 from soak_client import Client, Findings, repeat_alone, run_clients
 
 MODEL = Path(__file__).parents[1] / "models" / "tales-4M-Q8_0.gguf"
+OPTIONS = ("-np", "8", "--cache-tokens", "2560", "--queue", "32")
+"""Of the server, whose cache is too small for what is asked."""
 MOST_GROWTH = 0.02
 START_SECONDS = 300.0
 """How long the model may take to load; kernels may have to be compiled."""
@@ -43,16 +46,16 @@ KILL_SECONDS = 33.0
 
 
 class Server:
-    """The server's process, with a folder for its states.
+    """A server's process.
 
     Args:
         folder: for states, and for what it says.
+        options: of `localkv serve`, beside the model and the port.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "localkv", "serve", "-m", str(MODEL), "--port", "0"]
-        command += ["-np", "8", "--cache-tokens", "2560", "--queue", "32"]
-        command += ["--state-dir", str(folder)]
+        command += ["--state-dir", str(folder), *options]
         self._said = folder / "said.txt"
         with self._said.open("w") as said:
             self.process = subprocess.Popen(command, stdout=said, stderr=said)
@@ -210,7 +213,7 @@ def main() -> int:
     options = parser.parse_args()
     began, seconds = time.monotonic(), 60 * options.minutes
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), OPTIONS)
         soak = Soak(server, options.clients, options.seed)
         findings = soak.findings
         try:
