@@ -224,6 +224,31 @@ def _no_content(template: ChatTemplate, given: str | None, has_calls: bool) -> s
     return min(prompts, key=loss, default="")  # of two that are as good, the given one
 
 
+@lru_cache(maxsize=16)
+def shows_tools(template: ChatTemplate) -> bool:
+    """Whether the model is told of tools."""
+    schema = {"name": _WORD, "description": "", "parameters": {"type": "object", "properties": {}}}
+    system, user = ({"role": role, "content": "a"} for role in ("system", "user"))
+    prompts = list[str]()
+    for messages in ([user], [system, user]):
+        with suppress(ChatTemplateError):
+            tools = [{"type": "function", "function": schema}]
+            prompts.append(template.render(messages, tools=tools))
+    return any(_WORD in prompt for prompt in prompts) if prompts else template.takes_tools
+
+
+@lru_cache(maxsize=16)
+def shows_calls(template: ChatTemplate) -> bool:
+    """Whether the model is told of earlier calls of tools."""
+    function = {"name": _WORD, "arguments": json.dumps({"argument": _WORD})}
+    calls = _calls(template, [{"id": "call00000", "type": "function", "function": function}], "")
+    answer = {"role": "assistant", "content": _no_content(template, "", True), "tool_calls": calls}
+    try:
+        return _WORD in _probed(template, answer)
+    except ChatTemplateError:
+        return template.reads("tool_calls")
+
+
 def _probed(template: ChatTemplate, answer: Message) -> str:
     """The prompt with an answer of the assistant.
 

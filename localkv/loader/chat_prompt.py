@@ -9,7 +9,13 @@ from typing import Any
 
 from localkv.errors import ChatTemplateError, UsageError
 from localkv.loader.channels import in_channels, writes_channels
-from localkv.loader.chat_messages import Message, checked_tools, messages_for
+from localkv.loader.chat_messages import (
+    Message,
+    checked_tools,
+    messages_for,
+    shows_calls,
+    shows_tools,
+)
 from localkv.loader.chat_roles import in_turns
 from localkv.loader.chat_template import (
     THINK,
@@ -257,9 +263,9 @@ def without_effect(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
         )
     lines += [f"the chat template does not read {name!r}, which has no effect" for name in unread]
-    if "tools" in used and not template.takes_tools:
+    if "tools" in used and not shows_tools(template):
         lines.append("the chat template does not read tools: the model is not told of them")
-    if "tool_calls" in used and not template.reads("tool_calls"):
+    if "tool_calls" in used and not shows_calls(template):
         lines.append("the chat template does not read tool_calls: they are left out")
     if "reasoning_budget" in used and not _knows_reasoning(tokenizer, template):
         lines.append(

@@ -165,7 +165,7 @@ def test_a_template_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     class Writer(tiny_model.gguf.GGUFWriter):
         def add_chat_template(self, template: Any) -> None:
-            tools = "{{ tools | length }} tools, {{ messages[0].content }}"
+            tools = "{{ tools | tojson }}, {{ messages[0].content }}"
             super().add_chat_template(
                 [
                     {"name": "default", "template": "{{ messages[0].content }}"},
@@ -177,7 +177,7 @@ def test_a_template_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     llm = LLM(tiny_model.write_tiny_model(tmp_path / "tools.gguf"), n_ctx=64)
     assert llm.chat_prompt(HELLO).text == HELLO[0]["content"]
     with_tools = llm.chat_prompt(HELLO, tools=[{"name": "weather"}])
-    assert with_tools.text == f"1 tools, {HELLO[0]['content']}"
+    assert with_tools.text == f'[{{"name": "weather"}}], {HELLO[0]["content"]}'
     assert with_tools.warnings == ()
 
 

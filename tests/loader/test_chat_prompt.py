@@ -413,6 +413,14 @@ def test_arguments_that_make_no_sense(messages: Any, options: dict[str, Any], me
         prompt("qwen3", messages, **options)
 
 
+def test_tools_that_a_template_reads_and_does_not_show() -> None:
+    """As Phi 4's, which looks for them in a system message."""
+    source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tools }}{% endfor %}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    got = chat_prompt(TOKENIZERS["qwen3"], template, [USER], tools=[TOOL])
+    assert got.warnings == ("the chat template does not read tools: the model is not told of them",)
+
+
 def test_tool_calls_that_a_template_does_not_read() -> None:
     plain = ChatTemplate(
         "{% for m in messages %}{{ m.content }}{% endfor %}", bos_token="", eos_token=""
