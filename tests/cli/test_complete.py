@@ -373,6 +373,7 @@ def test_json(program, llm, model) -> None:
             "accepted_tokens": 0,
             "verified_batches": 0,
             "requantised_pages": 0,
+            "reasoning_tokens": 0,
         },
         "timings": {
             "start_seconds": 0.25,
