@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from localkv.arch.spec import CacheGroup
 from localkv.errors import LocalKVError
@@ -165,6 +165,15 @@ class ChatRequest:
 
 
 @dataclass(frozen=True)
+class PromptProgress:
+    """Of a prompt of `n_prompt` tokens, `n_read` are evaluated; `n_cached` were before it came."""
+
+    n_read: int
+    n_prompt: int
+    n_cached: int = 0
+
+
+@dataclass(frozen=True)
 class TextDelta:
     """More of an answer.
 
@@ -233,6 +242,9 @@ class Audited:
     ends: tuple[int, ...] = ()
 
 
+AnswerNews: TypeAlias = PromptProgress | TextDelta | Finished
+
+
 class ChatEngine(Protocol):
     """Loads one model and answers one request at a time.
 
@@ -244,8 +256,8 @@ class ChatEngine(Protocol):
         """Load, and tell how far it is. Raises LocalKVError."""
         ...
 
-    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
-        """Answer; `Finished` comes last.
+    def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
+        """Answer; `PromptProgress` may come first, and `Finished` comes last.
 
         Raises:
             ContextOverflowError: the conversation does not fit the context.

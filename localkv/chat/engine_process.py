@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 from localkv.chat.engine import (
+    AnswerNews,
     Audited,
     ChatRequest,
     EngineFacts,
@@ -22,6 +23,7 @@ from localkv.chat.engine import (
     EngineStoppedError,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.chat.wire import (
@@ -108,12 +110,12 @@ class EngineProcess:
             count: TokenCount = self._receive(TokenCount)
             return count.n_tokens
 
-    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         with self._asking:
             self._send(request)
             news = None
             while not isinstance(news, Finished):
-                news = self._receive(TextDelta, Finished)
+                news = self._receive(PromptProgress, TextDelta, Finished)
                 try:
                     yield news
                 except GeneratorExit:
@@ -130,7 +132,7 @@ class EngineProcess:
         """Let the answer end that nobody listens to any more."""
         with suppress(LocalKVError):
             self.cancel()
-            while not isinstance(self._receive(TextDelta, Finished), Finished):
+            while not isinstance(self._receive(PromptProgress, TextDelta, Finished), Finished):
                 pass
 
     def cancel(self) -> None:

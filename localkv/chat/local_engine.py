@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.layout import typed_groups, types_in
 from localkv.chat.engine import (
+    AnswerNews,
     Audited,
     ChatRequest,
     EngineFacts,
@@ -17,6 +18,7 @@ from localkv.chat.engine import (
     EngineStoppedError,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.errors import UsageError
@@ -116,11 +118,11 @@ class LocalEngine:
             continued=request.continued,
         )
 
-    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         self._cancel.clear()  # now, not when iteration begins: a later request counts
         return self._answer(request)
 
-    def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def _answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         llm, _ = self._ready()
         self._last = stream = llm.stream(
             self._prompt(request),
@@ -132,6 +134,7 @@ class LocalEngine:
             audit=request.audit,
         )
         stream.audited = None  # when it is asked for
+        yield from _progress(stream, llm.engine.n_batch)
         yield from _deltas(stream, lambda: _pages(llm))
         degenerate = stream.degeneration().line(llm.cache, _pages(llm))
         yield replace(_finished(stream.completion), degenerate=degenerate)
@@ -176,6 +179,20 @@ def _pages(llm: LLM) -> tuple[int, ...]:
     """Pages on each rung of the cache's ladder, if it has one."""
     ladder = llm.engine.cache.ladder
     return () if ladder is None else tuple(ladder.counts())
+
+
+def _progress(stream: TextStream, n_batch: int) -> Iterator[PromptProgress]:
+    """How far the prompt of a stream is read until the first token is there, if it takes several
+    batches."""
+    n_prompt, request = stream.stats.n_prompt, stream.generation.request
+    if n_prompt > n_batch:
+        yield PromptProgress(0, n_prompt)
+    sent = time.perf_counter()
+    while not stream.advance():
+        now = time.perf_counter()
+        if now - sent >= DELTA_SECONDS:
+            yield PromptProgress(stream.n_read, n_prompt, request.n_reused)
+            sent = now
 
 
 def _deltas(stream: TextStream, pages: Callable[[], tuple[int, ...]]) -> Iterator[TextDelta]:

@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localkv.chat.engine import (
+    AnswerNews,
     Audited,
     ChatRequest,
     EngineFacts,
     EngineStoppedError,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.chat.wire import checked
@@ -76,6 +78,7 @@ class ServerEngine:
         self._model = ""
         self._n_prompt = 0
         self._counts = True
+        self._tells_progress = False
         self._is_cancelled = self._is_closed = False
         self._answering: http.client.HTTPConnection | None = None
 
@@ -96,7 +99,9 @@ class ServerEngine:
         try:
             found = self._json("GET", "/localkv/facts")
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-            return checked(EngineFacts, values)
+            facts = checked(EngineFacts, values)
+            self._tells_progress = True
+            return facts
         except (LocalKVError, ValueError, AttributeError):
             return None
 
@@ -107,6 +112,7 @@ class ServerEngine:
         with suppress(LocalKVError, AttributeError, TypeError):
             props = self._json("GET", "/props")
             n_ctx = n_ctx or props["default_generation_settings"]["n_ctx"]
+            self._tells_progress = True  # others may refuse a field that they don't know
         return EngineFacts(
             name=self._model,
             architecture=str(model.get("owned_by", "")),
@@ -168,21 +174,25 @@ class ServerEngine:
             body["add_generation_prompt"] = False
         return {**body, "temperature": params["temperature"], **changed}
 
-    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         self._is_cancelled = False
         return self._answer(request)
 
-    def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def _answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         body = self._body(request)
         seed = request.params.seed
         if seed is None or seed < 0:
             seed = random.getrandbits(31)
         body |= {"seed": seed, "stream": True, "stream_options": {"include_usage": True}}
+        if self._tells_progress:
+            body["return_progress"] = True
         started, written = time.perf_counter(), _Written()
         if request.prefill:
             yield TextDelta(request.prefill)
         first = last = 0.0
         for chunk in self._chunks(body):
+            if progress := _progress_of(chunk):
+                yield progress
             now = time.perf_counter()
             text = _text_of(chunk, written)
             if not text:
@@ -293,6 +303,16 @@ class ServerEngine:
         finally:
             self._answering = None
             connection.close()
+
+
+def _progress_of(chunk: Mapping[str, Any]) -> PromptProgress | None:
+    """How far the prompt is read, if a chunk says that."""
+    told = chunk.get("prompt_progress")
+    if not isinstance(told, Mapping):
+        return None
+    numbers = [told.get(name) for name in ("processed", "total", "cache")]
+    known = [number for number in numbers if isinstance(number, int)]
+    return PromptProgress(*known) if len(known) == len(numbers) else None
 
 
 def _text_of(chunk: Mapping[str, Any], written: _Written) -> str:

@@ -20,6 +20,7 @@ from localkv.chat.engine import (
     EngineOptions,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
@@ -94,6 +95,7 @@ _TYPES: dict[str, Any] = {
         EngineOptions,
         Finished,
         LoadProgress,
+        PromptProgress,
         TextDelta,
     )
 }

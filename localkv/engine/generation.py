@@ -136,6 +136,7 @@ class Generation(Iterator[int]):
         self._end: FinishReason | None = None if self._budget else "length"
         self._error: Exception | None = None
         self._drawn_at = request.arrived
+        self._worked = 0.0
 
     @property
     def n_ready(self) -> int:
@@ -206,6 +207,22 @@ class Generation(Iterator[int]):
         if stats.n_generated == self._budget:
             self._conclude(self._end or "length")
         return token
+
+    def advance(self) -> bool:
+        """Run one step if the next token is not there, such as for a piece of a long prompt.
+
+        Returns:
+            whether it is there now, or none will be.
+        """
+        if self.finish_reason is None and not self.is_served():
+            try:
+                self._steps.step(unless=lambda: True)
+            except BaseException:
+                self.close()
+                raise
+            if not self.is_served():
+                self._worked = self._steps.clock() - self._drawn_at
+        return self.finish_reason is not None or self.is_served()
 
     def is_served(self) -> bool:
         """Whether there is a token, or none will be."""
@@ -284,7 +301,7 @@ class Generation(Iterator[int]):
         ids.append(token)
         now = self._steps.clock()
         self._ready.append((token, now - self._drawn_at))
-        self._drawn_at = now
+        self._drawn_at, self._worked = now, 0.0
         if self._constraint is not None and self._constraint.is_over:
             self._end = "stop"
         elif self.n_drawn == self._budget:
@@ -297,8 +314,8 @@ class Generation(Iterator[int]):
         return drafts if constraint is None else drafts[: constraint.n_valid(drafts)]
 
     def resume(self, now: float) -> None:
-        """The seconds of the next token count from now: it has not been worked on so far."""
-        self._drawn_at = now
+        """The seconds of the next token count from now, and those in which it was worked on."""
+        self._drawn_at = now - self._worked
 
     def _ranked_token(self, logits: Array, token: int, n: int) -> RankedToken:
         if not self.ranks_after_samplers:

@@ -13,7 +13,7 @@ from localkv.chat.engine import EngineStoppedError
 from localkv.chat.session import ChatSession
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.tui.engine_screen import EngineScreen
-from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew
+from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew, PromptRead
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.speed import Speed
@@ -101,6 +101,13 @@ class Answering(EngineScreen):
             await self.show_waiting()
         if self.answer is not None and self.driver is not None:
             self.driver.cancel()
+
+    @on(PromptRead)
+    def _read(self, event: PromptRead) -> None:
+        if event.driver is self.driver and self.answer is not None:
+            self._view().show_progress(event.progress)
+            self.meter = replace(self.meter, n_tokens=event.progress.n_read)
+            self.show_meter()
 
     @on(AnswerGrew)
     async def _grew(self, event: AnswerGrew) -> None:

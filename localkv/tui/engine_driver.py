@@ -11,7 +11,7 @@ from threading import Thread
 
 from textual.message import Message
 
-from localkv.chat.engine import Audited, ChatEngine, ChatRequest, Finished
+from localkv.chat.engine import Audited, ChatEngine, ChatRequest, Finished, PromptProgress
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
 from localkv.tui.messages import (
@@ -23,6 +23,7 @@ from localkv.tui.messages import (
     EngineFailed,
     EngineLoading,
     EngineReady,
+    PromptRead,
     StateLoaded,
     StateNotSaved,
     TokensCounted,
@@ -122,6 +123,8 @@ class EngineDriver:
                         self.engine.cancel()
                     if isinstance(news, Finished):
                         self._tell(AnswerEnded(self, news))
+                    elif isinstance(news, PromptProgress):
+                        self._tell(PromptRead(self, news))
                     else:
                         self._tell(AnswerGrew(self, news))
             except Exception as error:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from localkv.chat.engine import Audited, EngineFacts, Finished, LoadProgress, TextDelta
+from localkv.chat.engine import (
+    Audited,
+    EngineFacts,
+    Finished,
+    LoadProgress,
+    PromptProgress,
+    TextDelta,
+)
 from localkv.errors import LocalKVError
 
 if TYPE_CHECKING:
@@ -40,6 +47,13 @@ class EngineFailed(EngineMessage):
     """Loading failed, or something that was asked between answers did."""
 
     error: LocalKVError
+
+
+@dataclass
+class PromptRead(EngineMessage):
+    """More of the prompt is read; the answer begins when all of it is."""
+
+    progress: PromptProgress
 
 
 @dataclass

@@ -21,6 +21,7 @@ from localkv.chat.engine import (
     EngineStoppedError,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.chat.engine_process import EngineProcess
@@ -89,6 +90,31 @@ def test_deltas_are_few_and_complete(engine: ChatEngine) -> None:
     assert len(deltas) <= 20 * (time.monotonic() - started) + 2
     assert [d.n_tokens for d in deltas] == sorted(d.n_tokens for d in deltas)
     assert finished.total_tokens >= deltas[-1].n_tokens
+
+
+def test_a_long_prompt_is_read_in_pieces_that_are_told(tiny_model: Path) -> None:
+    from localkv.llm import LLM
+
+    arguments = {**ARGUMENTS, "n_batch": 16}
+    messages = ({"role": "user", "content": "Tell me of the fox. " * 40},)
+    engine = loaded(LocalEngine(EngineOptions(str(tiny_model), arguments)))
+    began = time.perf_counter()
+    news, first = [], 0.0
+    for one in engine.answer(ChatRequest(messages, GREEDY, max_tokens=8)):
+        if isinstance(one, TextDelta) and not first:
+            first = time.perf_counter() - began
+        if isinstance(one, PromptProgress):
+            time.sleep(0.02)  # nobody works on it meanwhile
+        news.append(one)
+    read = [one for one in news if isinstance(one, PromptProgress)]
+    finished = news[-1]
+    assert read[0] == PromptProgress(0, finished.prompt_tokens)
+    assert [one.n_read for one in read] == sorted({one.n_read for one in read})
+    assert read[-1].n_read < finished.prompt_tokens
+    assert news[: len(read)] == read
+    expected = LLM(tiny_model, **arguments).chat(messages, max_tokens=8, params=GREEDY).completion
+    assert "".join(one.text for one in news if isinstance(one, TextDelta)) == expected.text
+    assert 0.3 * first < finished.prompt_seconds < first
 
 
 def test_cancelling_keeps_the_engine(engine: ChatEngine) -> None:

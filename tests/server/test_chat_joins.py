@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from textual.widgets import Static
 
-from localkv.chat.engine import ChatRequest, EngineOptions, EngineStoppedError, Finished, TextDelta
+from localkv.chat.engine import (
+    ChatRequest,
+    EngineOptions,
+    EngineStoppedError,
+    Finished,
+    PromptProgress,
+    TextDelta,
+)
 from localkv.chat.server_engine import ServerEngine
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
@@ -45,6 +52,16 @@ def test_it_answers_as_the_server_does(server: RunningServer, engine: ServerEngi
     assert text == answer["choices"][0]["message"]["content"]
     assert finished.completion_tokens == answer["usage"]["completion_tokens"]
     assert engine.count_tokens(ASK) == finished.prompt_tokens
+
+
+def test_it_tells_how_far_a_long_prompt_is_read(engine: ServerEngine):
+    engine.load(lambda progress: None)
+    long = [{"role": "user", "content": "One day a dog ran to the park. " * 150}]
+    news = [*engine.answer(ChatRequest(long, GREEDY, max_tokens=4))]
+    read = [one for one in news if isinstance(one, PromptProgress)]
+    assert len(read) > 2
+    assert [one.n_read for one in read] == sorted(one.n_read for one in read)
+    assert read[-1].n_read == read[-1].n_prompt == news[-1].prompt_tokens
 
 
 def test_any_server_will_do(engine: ServerEngine, monkeypatch: pytest.MonkeyPatch):

@@ -8,11 +8,13 @@ from threading import Event
 
 from localkv.chat.engine import (
     LOAD_STAGES,
+    AnswerNews,
     Audited,
     ChatRequest,
     EngineFacts,
     Finished,
     LoadProgress,
+    PromptProgress,
     TextDelta,
 )
 from localkv.errors import ContextOverflowError, LocalKVError
@@ -49,7 +51,7 @@ def count_words(messages: Sequence[Mapping[str, str]]) -> int:
     return sum(2 + len(message["content"].split()) for message in messages)
 
 
-Script = Sequence[str | Wait | Exception]
+Script = Sequence[str | Wait | Exception | PromptProgress]
 
 
 class FakeEngine:
@@ -93,8 +95,8 @@ class FakeEngine:
                 list(self._play(self.loading))
         return self.facts
 
-    def _play(self, script: Script) -> Iterator[str]:
-        """The words of a script, up to where it is cancelled."""
+    def _play(self, script: Script) -> Iterator[str | PromptProgress]:
+        """The words of a script, and how far its prompt is read, up to where it is cancelled."""
         for item in script:
             if isinstance(item, Exception):
                 raise item
@@ -110,7 +112,7 @@ class FakeEngine:
     def count_tokens(self, request: ChatRequest) -> int:
         return count_words(request.messages)
 
-    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+    def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         self.requests.append(request)
         self._cancelled.clear()
         n_prompt = count_words(request.messages)
@@ -125,6 +127,9 @@ class FakeEngine:
         self._told = told
         n_said = 0
         for piece in self._play(self.answers.pop(0)):
+            if isinstance(piece, PromptProgress):
+                yield piece
+                continue
             n_said += 1
             # steady, but for a hiccup every ninth token
             seconds = TOKEN_SECONDS * (1.5 if n_said % 9 == 0 else 1)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from textual.widgets import Collapsible, Static
 
+from localkv.chat.engine import PromptProgress
 from localkv.chat.store import Store
 from localkv.tui.figures import columns
 from localkv.tui.widgets.load_strip import LoadStrip
-from localkv.tui.widgets.message_view import MessageView
+from localkv.tui.widgets.message_view import MessageView, PromptReading
 from support.chat_pilot import user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 
@@ -331,3 +332,65 @@ def test_columns_rise_from_zero() -> None:
     assert columns([5.0], 2, 2) == [" █", " █"]
     assert columns([1.0, 2.0, 3.0, 4.0], 4, 2) == ["  ▄█", "▄███"]
     assert columns(range(1, 100), 2, 1) == ["██"]
+
+
+async def test_a_long_prompt_shows_how_far_it_is_read() -> None:
+    first, then = Wait(), Wait()
+    script = [PromptProgress(0, 6000), first, PromptProgress(2048, 6000, 1024), then, "Yes."]
+    async with user(FakeEngine(script)) as me:
+
+        def figures() -> str:
+            return str(me.chat.query(".figures").last(Static).render())
+
+        await me.send("A long text")
+        await me.until(first.reached.is_set)
+        await me.until(lambda: figures() == "reading the prompt: 0 of 6,000 tokens …")
+        first.over.set()
+        await me.until(lambda: "2,048 of 6,000 tokens, " in figures())
+        assert figures().endswith((" s left", " min left"))
+        assert me.chat.meter.n_tokens == 2048
+        then.over.set()
+        await me.ready()
+        assert me.texts[-1] == "Yes."
+        assert "reading" not in figures()
+
+
+def test_the_seconds_left_of_a_prompt_are_those_of_its_rate() -> None:
+    now = 0.0
+    reading = PromptReading(lambda: now)
+    assert reading.in_words() == "reading the prompt …"
+    reading.note(PromptProgress(0, 9000))
+    now = 2.0
+    reading.note(PromptProgress(2000, 9000, 1000))  # a thousand in two seconds
+    assert reading.in_words() == "reading the prompt: 2,000 of 9,000 tokens, 14 s left"
+    now = 5.0
+    assert reading.in_words().endswith("11 s left")
+    now = 60.0  # as one that stands still for a while
+    assert reading.in_words().endswith("tokens, 0 s left")
+    reading.note(PromptProgress(2001, 9000, 1000))
+    assert reading.in_words().endswith("7:00 min left")
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+async def test_ctrl_d_leaves_an_empty_prompt_only(text: str) -> None:
+    async with user(FakeEngine()) as me:
+        await me.write(text)
+        await me.press("home", "ctrl+d")
+        if text:
+            assert me.prompt.text == ""  # it deletes, as everywhere
+            assert me.app.is_running
+        else:
+            await me.until(lambda: not me.app.is_running)
+
+
+async def test_ctrl_d_asks_like_ctrl_q_where_messages_wait() -> None:
+    pause = Wait()
+    async with user(FakeEngine(["One", pause])) as me:
+        await me.send("Count")
+        await me.until(pause.reached.is_set)
+        await me.send("And then?")
+        await me.press("ctrl+d")
+        await me.until(lambda: "1 message not sent yet" in me.notes)
+        assert me.app.is_running
+        await me.press("ctrl+d")
+        await me.until(lambda: not me.app.is_running)

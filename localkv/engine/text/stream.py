@@ -220,6 +220,22 @@ class TextStream(Iterator[str]):
                 raise StopIteration
             return piece
 
+    def advance(self) -> bool:
+        """Run one step if the next token is not there, such as for a piece of a long prompt;
+        `n_read` says how far it is.
+
+        Returns:
+            whether it is there now, or none will be.
+        """
+        with self._one_at_a_time:
+            return self.generation.advance()
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that are evaluated."""
+        request = self.generation.request
+        return min(request.n_prompt, request.n_held)
+
     def read(self, is_ready: Callable[[], bool]) -> str | None:
         """The text of the tokens that are there; None once all of it was read.
 

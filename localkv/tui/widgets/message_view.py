@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.timer import Timer
 from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStream
 
 from localkv.chat.conversation import Message
+from localkv.chat.engine import PromptProgress
 from localkv.chat.reasoning import Reasoned, split_reasoning
 from localkv.system.terminal_text import visible
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.answer_markdown import AnswerMarkdown
+
+READING_SECONDS = 0.5
+"""The seconds that are left while a prompt is read are drawn so often."""
 
 _ENDINGS = {
     "cancelled": "stopped",
@@ -23,6 +31,54 @@ _ENDINGS = {
     "error": "ended by an error",
     None: "interrupted",
 }
+
+
+class PromptReading:
+    """How far a prompt is read, and how long the rest takes at the rate so far.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, PromptProgress] | None = None
+
+    def note(self, progress: PromptProgress) -> None:
+        """More is read."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now, progress.n_read
+        elif self._first[1] < progress.n_cached:  # what was there already tells nothing of the rate
+            self._first = self._first[0], progress.n_cached
+        self._last = now, progress
+
+    def seconds_left(self) -> float | None:
+        """None as long as nothing was measured."""
+        if self._first is None or self._last is None:
+            return None
+        (began, n_before), (now, progress) = self._first, self._last
+        if progress.n_read <= n_before or now <= began:
+            return None
+        rate = (progress.n_read - n_before) / (now - began)
+        return max(0.0, (progress.n_prompt - progress.n_read) / rate - (self._clock() - now))
+
+    def in_words(self) -> str:
+        """One line."""
+        if self._last is None:
+            return "reading the prompt …"
+        progress = self._last[1]
+        line = f"reading the prompt: {progress.n_read:,} of {progress.n_prompt:,} tokens"
+        left = self.seconds_left()
+        if left is None:
+            return f"{line} …"
+        return f"{line}, {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60}:{whole % 60:02} min"
 
 
 class MessageView(Vertical, can_focus=True):
@@ -55,6 +111,8 @@ class MessageView(Vertical, can_focus=True):
         self._shown = ""
         self._stream: MarkdownStream | None = None
         self._marks = ""
+        self._reading: PromptReading | None = None
+        self._reading_timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(Content(self.author), classes="author")
@@ -84,7 +142,24 @@ class MessageView(Vertical, can_focus=True):
         """The answer is about to be written."""
         self._stream = Markdown.get_stream(self.query_one(Markdown))
         self.add_class("-writing")
-        self.query_one(".figures", Static).update("reading the prompt …")
+        self._reading = PromptReading()
+        self._draw_reading()
+        self._reading_timer = self.set_interval(READING_SECONDS, self._draw_reading)
+
+    def show_progress(self, progress: PromptProgress) -> None:
+        """Say how much of the prompt is read, and how long the rest takes."""
+        if self._reading is not None:
+            self._reading.note(progress)
+            self._draw_reading()
+
+    def _draw_reading(self) -> None:
+        if self._reading is not None:
+            self.query_one(".figures", Static).update(Content(self._reading.in_words()))
+
+    def _end_reading(self) -> None:
+        self._reading = None
+        if self._reading_timer is not None:
+            self._reading_timer.stop()
 
     @property
     def n_blocks(self) -> int:
@@ -93,6 +168,7 @@ class MessageView(Vertical, can_focus=True):
 
     async def grow(self) -> None:
         """Show the text that was added to the message."""
+        self._end_reading()
         parts = self._parts()
         if parts.reasoning or parts.open:
             self._show_reasoning(parts)
