@@ -121,7 +121,8 @@ def _cache_lines(facts: EngineFacts, width: int) -> list[Content]:
                 bar(n_bytes / f16_bytes, max(4, width - len(label)), style),
             )
         )
-    f16 = f"f16 {'':<6} {size(f16_bytes):>9}  "
+    each = "each as f16" if len(sides) > 1 else "f16"
+    f16 = f"{each:<11}{size(f16_bytes):>9}  "
     lines.append(
         Content.assemble((f16, muted), bar(1, max(4, width - len(f16)), "$foreground 40%"))
     )
