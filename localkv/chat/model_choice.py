@@ -18,6 +18,8 @@ from localkv.cache.profile import DEFAULT_BITS
 from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.chat.engine import EngineOptions
+from localkv.chat.server_engine import is_url
+from localkv.chat.stored_row import SessionCache
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.formats import KV_FORMATS
@@ -42,11 +44,40 @@ __all__ = ["LocalModel", "Models"]
 
 
 class Models:
-    """The models that a chat can go over to."""
+    """The models that a chat can go over to.
+
+    Attributes:
+        beside: the file that is open, or a server's address; models in its folder are among them.
+    """
+
+    beside = ""
 
     def all(self) -> list[LocalModel]:
-        """Those on this machine."""
-        return local_models()
+        """Those on this machine, the ones in the folder of the open model first."""
+        is_file = self.beside and not is_url(self.beside)
+        return local_models(Path(self.beside) if is_file else None)
+
+    def with_context(self, options: EngineOptions, had: SessionCache) -> EngineOptions | None:
+        """The options with the context that a session had before, where they choose none; None if
+        that is no larger than the one that they stand for.
+
+        The types that it had come along, where the options choose none.
+
+        Raises:
+            ModelFileError: the file can't be used.
+        """
+        arguments = options.arguments
+        if had.n_ctx is None or arguments.get("n_ctx") is not None or arguments.get("kv_budget"):
+            return None
+        n_trained = model_spec(open_gguf(options.model)).n_ctx_train
+        n_ctx = min(had.n_ctx, n_trained)
+        if n_ctx <= min(CacheConfig.n_ctx, n_trained):
+            return None
+        changed: dict[str, Any] = {"n_ctx": n_ctx}
+        chosen = ("cache_type_k", "cache_type_v", "kv_profile")
+        if had.type_k and had.type_v and all(arguments.get(name) is None for name in chosen):
+            changed |= {"cache_type_k": had.type_k, "cache_type_v": had.type_v}
+        return replace(options, arguments={**arguments, **changed})
 
     def find(self, name: str) -> Path:
         """The file that a name means: a path, or a model as `localkv list` shows it.

@@ -12,9 +12,10 @@ from typing import Any
 
 from localkv.chat.conversation import Conversation, Message
 from localkv.chat.database import PATIENCE
-from localkv.chat.engine import ChatRequest, Finished
+from localkv.chat.engine import ChatRequest, EngineFacts, Finished
 from localkv.chat.store import Store
-from localkv.chat.stored_row import chosen_settings
+from localkv.chat.stored_row import SessionCache, chosen_settings
+from localkv.config import MIXED
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams
 
@@ -42,6 +43,7 @@ class ChatSession:
             None raises it instead. A new message that can't be stored is an error in any case.
         id: in the store; None as long as nothing was said.
         is_carried: the settings came along from another session.
+        cache: the largest context that it ran with.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ChatSession:
         self.title = NEW_TITLE
         self.id: int | None = None
         self.is_carried = False
+        self.cache = SessionCache()
         self.conversation = Conversation()
         self.on_problem: Callable[[LocalKVError], None] | None = None
         self._reported: str | None = None
@@ -125,6 +128,7 @@ class ChatSession:
         chosen = chosen_settings(stored.settings)
         session.params, session.max_tokens = chosen.params, chosen.max_tokens
         session.think, session.prefill = chosen.think, chosen.prefill
+        session.cache = chosen.cache
         return session
 
     def _settings(self) -> Mapping[str, Any]:
@@ -135,6 +139,18 @@ class ChatSession:
         if self.prefill:
             chosen["prefill"] = self.prefill
         return {**chosen, "max_tokens": self.max_tokens}
+
+    def _stored_settings(self) -> Mapping[str, Any]:
+        cache = {} if self.cache.n_ctx is None else {"cache": asdict(self.cache)}
+        return {**self._settings(), **cache}
+
+    def runs_with(self, facts: EngineFacts) -> None:
+        """Note the context that it runs with, unless it had a larger one; `save` writes it."""
+        if facts.server or (self.cache.n_ctx or 0) >= facts.n_ctx:
+            return
+        types = facts.type_k, facts.type_v
+        are_known = MIXED not in types and not facts.layer_types and not facts.kv_ladder
+        self.cache = SessionCache(facts.n_ctx, *(types if are_known else ()))
 
     def carried_over(self) -> list[str]:
         """Settings from the session before that are not the defaults, in words."""
@@ -154,7 +170,7 @@ class ChatSession:
                 title=self.title,
                 model=self.model,
                 system_prompt=self.system_prompt,
-                settings=self._settings(),
+                settings=self._stored_settings(),
                 leaf_id=self.conversation.leaf_id,
                 dropped_id=self.conversation.dropped_id,
             )
@@ -165,7 +181,7 @@ class ChatSession:
 
     def _add(self, parent_id: int | None, role: Any, content: str) -> Message:
         if self.id is None:
-            settings = self._settings()
+            settings = self._stored_settings()
             self.id = self.store.add_session(self.title, self.model, self.system_prompt, settings)
         message = self.store.add_message(self.id, parent_id, role, content)
         self.conversation.add(message)

@@ -63,6 +63,20 @@ def settings_of(text: Any) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class SessionCache:
+    """The largest context that a session ran with, and the types of K and V in it.
+
+    Attributes:
+        n_ctx: tokens; None if it has not run here.
+        type_k, type_v: None where layers have types of their own.
+    """
+
+    n_ctx: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+
+
+@dataclass(frozen=True)
 class ChosenSettings:
     """The settings of a session.
 
@@ -70,12 +84,14 @@ class ChosenSettings:
         params: how tokens are drawn.
         max_tokens: at most; None is as many as there is room for.
         think, prefill: as in `ChatRequest`.
+        cache: that it ran with.
     """
 
     params: SamplingParams
     max_tokens: int | None = None
     think: bool | None = None
     prefill: str = ""
+    cache: SessionCache = SessionCache()
 
 
 def chosen_settings(settings: Mapping[str, Any]) -> ChosenSettings:
@@ -86,17 +102,23 @@ def chosen_settings(settings: Mapping[str, Any]) -> ChosenSettings:
     """
     values = dict(settings)
     others = {name: values.pop(name) for name in _NOT_SAMPLING if name in values}
+    cache = others.pop("cache", {})
+    if not isinstance(cache, Mapping):
+        raise ValueError(f"its cache is {repr(cache)[:60]}")
     try:
+        others["cache"] = checked(SessionCache, cache)
         params = sampling_params_from_json({**asdict(SamplingParams()), **values})
         chosen = checked(ChosenSettings, {"params": params, **others})
     except UsageError as error:
         raise ValueError(error.message) from None
     if chosen.max_tokens is not None and chosen.max_tokens < 0:
         raise ValueError(f"its max_tokens is {chosen.max_tokens}")
+    if chosen.cache.n_ctx is not None and chosen.cache.n_ctx < 1:
+        raise ValueError(f"its context is {chosen.cache.n_ctx}")
     return chosen
 
 
-_NOT_SAMPLING = ("max_tokens", "think", "prefill")
+_NOT_SAMPLING = ("max_tokens", "think", "prefill", "cache")
 
 
 def _json_object(text: Any, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -36,6 +36,9 @@ from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
 from localkv.system.threads import default_threads
 
+if TYPE_CHECKING:
+    from localkv.chat.engine import EngineOptions
+
 _CHAT_OPTIONS: list[click.Parameter] = [
     *system_options("Chat", "conversation"),
     escape_option("Chat", "-sys, --prefill, -r and --dry-sequence-breaker"),
@@ -63,7 +66,11 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         help="Find out of each answer what the packed cache has changed, as /audit does, while "
         "nobody presses a key.",
     ),
-    flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
+    flag(
+        "--continue",
+        panel="Chat",
+        help="Go on with the newest session, its settings, and its context if that was larger.",
+    ),
     flag(
         "--keep-state",
         panel="Chat",
@@ -151,6 +158,7 @@ def _run(
     arguments["exact"] = values["exact"]
     from localkv.chat.engine import ChatEngine
     from localkv.chat.kept_states import KeptStates
+    from localkv.chat.model_choice import Models
     from localkv.chat.server_engine import ServerEngine, is_url
 
     def engine(options: EngineOptions) -> ChatEngine:
@@ -184,7 +192,16 @@ def _run(
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
         states = KeptStates(Path(sessions or default_path())) if values["keep_state"] else None
-        app = ChatApp(session, options, engine, states=states, audits=audit is not None)
+        grown = None if server else Models().with_context(options, session.cache)
+        app = ChatApp(
+            session,
+            grown or options,
+            engine,
+            states=states,
+            audits=audit is not None,
+            otherwise=options if grown else None,
+            opening_note=_context_in_words(grown) if grown else "",
+        )
         app.run()
     return app.return_code or 0
 
@@ -202,6 +219,15 @@ def _check_server_alone() -> None:
                 f"--server has a model of its own, so {param.opts[0]} has no effect",
                 hint="leave one of them out",
             )
+
+
+def _context_in_words(options: EngineOptions) -> str:
+    """The context that a session is opened with again."""
+    arguments = options.arguments
+    types = [arguments.get(f"cache_type_{side}") for side in "kv"]
+    named = f" (K {types[0]}, V {types[1]})" if all(types) else ""
+    n_ctx = f"{arguments['n_ctx']:,}"
+    return f"The context of this session holds {n_ctx} tokens{named}, as before; -c chooses another"
 
 
 def _local_model(values: dict[str, Any]) -> str:

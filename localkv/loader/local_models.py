@@ -27,15 +27,29 @@ class LocalModel:
     modified: float
 
 
-def local_models() -> list[LocalModel]:
-    """The models on the shelves, then those in the cache, each by name."""
+def local_models(beside: Path | None = None) -> list[LocalModel]:
+    """The models on the shelves, then those in the cache, each by name.
+
+    Args:
+        beside: a file whose folder's models come before them, as far as they are not among them.
+    """
     found = []
     for folder in shelf.shelves():
-        for model in shelf.models_on(folder):
-            path = folder / model.path
-            with suppress(OSError):  # deleted meanwhile
-                found.append(LocalModel(str(path), path, model.n_bytes, path.stat().st_mtime))
+        found += _in_folder(folder)
     for item in cached_models():
         if not item.model.is_sidecar:
             found.append(LocalModel(item.name, item.path, item.model.n_bytes, item.modified))
+    if beside is None:
+        return found
+    known = {model.path.resolve() for model in found}
+    near = [one for one in _in_folder(beside.parent) if one.path.resolve() not in known]
+    return [*near, *found]
+
+
+def _in_folder(folder: Path) -> list[LocalModel]:
+    found = []
+    for model in shelf.models_on(folder):
+        path = folder / model.path
+        with suppress(OSError):  # deleted meanwhile
+            found.append(LocalModel(str(path), path, model.n_bytes, path.stat().st_mtime))
     return found

@@ -65,6 +65,8 @@ class Answering(EngineScreen):
         session = self.session
         if session.cut_answer is None and not session.awaits_answer:
             return
+        if self.meter.facts is not None:
+            session.runs_with(self.meter.facts)
         try:
             if session.cut_answer is not None:
                 self.answer = session.cut_answer

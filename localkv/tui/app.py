@@ -58,6 +58,8 @@ class ChatApp(App[None]):
         models: those that can be gone over to; None stands for `Models`.
         states: where what sessions have evaluated is kept; None if it is not.
         audits: answers are audited when nothing else goes on.
+        otherwise: the model to load, and how, if that fails.
+        opening_note: is said at the beginning.
     """
 
     TITLE = "localkv"
@@ -76,6 +78,8 @@ class ChatApp(App[None]):
         states: KeptStates | None = None,
         *,
         audits: bool = False,
+        otherwise: EngineOptions | None = None,
+        opening_note: str = "",
     ) -> None:
         super().__init__()
         self._controls = ControlFilter()
@@ -84,6 +88,8 @@ class ChatApp(App[None]):
         self.store = session.store
         self.chat = ChatScreen(session, options, new_engine, models, states)
         self.chat.audits = audits
+        self.chat.loaded = otherwise
+        self.chat.opening_note = opening_note
 
     async def on_event(self, event: Event) -> None:
         """Tell the chat of keys, whoever takes them."""

@@ -51,6 +51,7 @@ class ChatScreen(Completing):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (104, "-wide")]  # noqa: RUF012
     AUTO_FOCUS = "Prompt"
+    opening_note = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", priority=False),
         Binding("ctrl+n", "new_chat", "New"),
@@ -95,6 +96,8 @@ class ChatScreen(Completing):
         self.query_one(Welcome).show_loading(Path(self.options.model).name)
         self.show_settings()
         await self.show_conversation()
+        if self.opening_note:
+            await self.transcript.note(self.opening_note)
         self.show_meter()
         self.start_engine()
         await self.offer_answer()

@@ -51,7 +51,7 @@ class EngineScreen(Screen[None]):
 
     Attributes:
         evaluated: the session whose text the engine evaluated last; None for none.
-        loaded: the model that was loaded last, and how; None before the first.
+        loaded: the model that was loaded last, and how, or that is loaded if the first can't be.
         meter: the state of the context.
         answer: the message that is being written, or None.
         wants_answer: an answer begins once the model is loaded.
@@ -178,6 +178,7 @@ class EngineScreen(Screen[None]):
             from localkv.chat.model_choice import Models
 
             self._models = Models()
+        self._models.beside = self.options.model
         return self._models
 
     def load_model(self, name: str) -> None:
@@ -259,7 +260,8 @@ class EngineScreen(Screen[None]):
         """Load again what was loaded before something else failed to."""
         assert self.loaded is not None
         self.options = self.loaded
-        await self.transcript.note(f"{error}; back to {self.session.model_name}", error=True)
+        before = self.session.model_name or "the usual context"
+        await self.transcript.note(f"{error}; back to {before}", error=True)
         self.start_engine()
 
     def lose_engine(self, error: LocalKVError) -> None:

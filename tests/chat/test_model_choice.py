@@ -12,6 +12,7 @@ import pytest
 from localkv.chat import model_choice
 from localkv.chat.engine import EngineOptions
 from localkv.chat.model_choice import Models
+from localkv.chat.stored_row import SessionCache
 from localkv.errors import DoesNotFitError, LocalKVError, ModelFileError, UsageError
 from localkv.system.machine_memory import Budget
 from support.paths import MODELS
@@ -107,3 +108,37 @@ def test_the_check_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("had", "chosen", "taken"),
+    [
+        (SessionCache(8192), {}, {"n_ctx": 8192}),
+        (
+            SessionCache(8192, "q8_0", "q4_0"),
+            {},
+            {"n_ctx": 8192, "cache_type_k": "q8_0", "cache_type_v": "q4_0"},
+        ),
+        (SessionCache(8192, "q8_0", "q4_0"), {"cache_type_k": "f16"}, {"n_ctx": 8192}),
+        (SessionCache(8192, "q8_0", "q4_0"), {"kv_profile": "auto"}, {"n_ctx": 8192}),
+        (SessionCache(1 << 40), {}, {"n_ctx": 16384}),  # what the model was trained for
+        (SessionCache(8192), {"n_ctx": 4096}, None),
+        (SessionCache(8192), {"n_ctx": 0}, None),
+        (SessionCache(8192), {"kv_budget": 1 << 20}, None),
+        (SessionCache(4096), {}, None),
+        (SessionCache(1024), {}, None),
+        (SessionCache(), {}, None),
+    ],
+)
+def test_the_context_that_a_session_had(
+    monkeypatch: pytest.MonkeyPatch,
+    had: SessionCache,
+    chosen: dict[str, object],
+    taken: dict[str, object] | None,
+) -> None:
+    trained = replace(model_choice.model_spec(model_choice.open_gguf(TALES)), n_ctx_train=16384)
+    monkeypatch.setattr(model_choice, "model_spec", lambda header: trained)
+    options = EngineOptions(str(TALES), {"n_threads": 3, **chosen})
+    found = Models().with_context(options, had)
+    wanted = None if taken is None else {"n_threads": 3, **chosen, **taken}
+    assert (None if found is None else found.arguments) == wanted

@@ -158,6 +158,7 @@ async def user(
     wait: bool = True,
     models: Models | None = None,
     states: KeptStates | None = None,
+    otherwise: EngineOptions | None = None,
     **session: Any,
 ) -> AsyncIterator[User]:
     """A user of the chat, whose engines are these, one after the other."""
@@ -180,6 +181,7 @@ async def user(
             new_engine,
             models or FakeModels(),
             states,
+            otherwise=otherwise,
         )
         async with app.run_test(size=size, notifications=True) as pilot:
             somebody = User(app, pilot, made, options)

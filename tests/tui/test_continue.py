@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from textual.widgets import Static
 
+from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.errors import DoesNotFitError
+from localkv.chat.stored_row import SessionCache
+from localkv.errors import DoesNotFitError, ModelFileError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.choice_screen import ChoiceScreen
 from support.chat_pilot import FakeModels, User, user, words
@@ -155,6 +157,41 @@ async def test_the_larger_context_is_large_enough() -> None:
         await choose(me, "larger")
         await me.until(lambda: me.texts[-1] == "Room.")
         assert me.asked_for[1].arguments["n_ctx"] == 64
+
+
+async def test_a_session_remembers_the_context_that_it_grew_to(store: Store) -> None:
+    grown = replace(FACTS, n_ctx=64, type_k="q8_0", type_v="q4_0")
+    async with user(
+        FakeEngine(["Short."], facts=FULL), FakeEngine(["Room."], facts=grown), store=store
+    ) as me:
+        await me.ask(LONG)
+        assert me.chat.session.cache == SessionCache(16, "q4_0", "q8_0")
+        await me.send("word " * 10)
+        await choose(me, "larger")
+        await me.until(lambda: me.texts[-1] == "Room.")
+        await me.ready()
+    (session,) = store.sessions()
+    async with user(FakeEngine(["Yes."], facts=FULL), store=store, session_id=session.id) as me:
+        assert me.chat.session.cache == SessionCache(64, "q8_0", "q4_0")
+        me.chat.session.conversation.leaf_id = None
+        await me.ask("Hm")  # with the small one, which is no reason to forget the other
+        assert me.chat.session.cache.n_ctx == 64
+        assert me.chat.session.new().cache == SessionCache()
+        assert not any("cache" in said for said in me.chat.session.new().carried_over())
+
+
+async def test_without_memory_for_the_context_that_it_grew_to_it_has_the_usual_one() -> None:
+    large = FakeEngine(loading=[DoesNotFitError("K and V take 9 GiB, but 2 GiB is available")])
+    usual = EngineOptions("tiny.gguf", {"n_threads": 2})
+    async with user(large, FakeEngine(["Here."]), otherwise=usual) as me:
+        assert "K and V take 9 GiB, but 2 GiB is available; back to the usual context" in me.notes
+        assert me.asked_for[1] == usual
+        await me.ask("Are you there?")
+        assert me.texts[-1] == "Here."
+    broken = [FakeEngine(loading=[ModelFileError("no tensors")]) for _ in range(2)]
+    async with user(*broken, otherwise=usual, wait=False) as me:
+        await me.until(lambda: "no tensors" in me.rendered("#load-strip"))
+        assert len(me.engines) == 2
 
 
 async def test_a_resumed_message_without_an_answer_offers_one(store: Store) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from textual.widgets import Input, OptionList
 
+from localkv.chat.model_choice import Models
 from localkv.errors import DoesNotFitError, ModelFileError
 from localkv.tui.model_screen import ModelScreen
 from localkv.tui.widgets.load_strip import LoadStrip
@@ -82,6 +86,33 @@ async def test_models_are_chosen_from_a_list() -> None:
         await me.press("enter")
         await me.until(lambda: len(me.engines) == 2)
         assert me.asked_for[1].model == "org/repo:Q8_0"
+
+
+async def test_models_in_the_folder_of_the_open_one_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.gguf", "b.gguf", "b-mmproj.gguf", "notes.txt"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    monkeypatch.setattr("localkv.loader.shelf.own_shelves", list)
+    monkeypatch.setattr("localkv.loader.local_models.cached_models", list)
+    monkeypatch.chdir(tmp_path)
+    models = Models()
+    monkeypatch.setattr(models, "check", lambda *_, **__: None)
+    async with user(FakeEngine(), FakeEngine(), FakeEngine(), models=models) as me:
+        me.chat.options = replace(me.chat.options, model=str(tmp_path / "a.gguf"))
+        await me.send("/model")
+        await me.until(lambda: isinstance(me.app.screen, ModelScreen))
+        options = me.app.screen.query_one(OptionList)
+        await me.until(lambda: options.option_count == 2)
+        shown = [str(options.get_option_at_index(at).prompt) for at in range(2)]
+        assert ["a.gguf" in shown[0], "loaded" in shown[0]] == [True, True]
+        await me.press("down", "enter")
+        await me.until(lambda: len(me.engines) == 2)
+        assert me.asked_for[1].model == str(tmp_path / "b.gguf")
+        await me.ready()
+        await me.send("/model a")  # the name is enough
+        await me.until(lambda: len(me.engines) == 3)
+        assert me.asked_for[2].model == str(tmp_path / "a.gguf")
 
 
 async def test_a_path_can_be_typed_into_the_list() -> None:

@@ -371,18 +371,6 @@ def test_the_seconds_left_of_a_prompt_are_those_of_its_rate() -> None:
     assert reading.in_words().endswith("7:00 min left")
 
 
-@pytest.mark.parametrize("text", ["", "a"])
-async def test_ctrl_d_leaves_an_empty_prompt_only(text: str) -> None:
-    async with user(FakeEngine()) as me:
-        await me.write(text)
-        await me.press("home", "ctrl+d")
-        if text:
-            assert me.prompt.text == ""  # it deletes, as everywhere
-            assert me.app.is_running
-        else:
-            await me.until(lambda: not me.app.is_running)
-
-
 async def test_ctrl_d_asks_like_ctrl_q_where_messages_wait() -> None:
     pause = Wait()
     async with user(FakeEngine(["One", pause])) as me:
