@@ -198,7 +198,7 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._texts = dict[int, Texts]()
         self._numbers = count(1)
-        self._moved = time.monotonic()
+        self._owed: float | None = None  # since when the engine has something to do
         self._loaded = asyncio.Event()
         self._failure: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -220,8 +220,8 @@ class EngineClient:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long nothing has come of the work that the engine has; 0 if it has none."""
-        return time.monotonic() - self._moved if self._texts else 0.0
+        """How long nothing has come of what the engine was told; 0 if it has nothing to do."""
+        return 0.0 if self._owed is None else time.monotonic() - self._owed
 
     async def start(self) -> None:
         """Start the process; it begins to load.
@@ -272,7 +272,6 @@ class EngineClient:
         numbered = [_numbered(request, next(self._numbers)) for request in requests]
         texts = Texts(self, [one.id for one in numbered])
         self._send(*numbered)  # what can fail comes before anything is counted
-        self._began_to_wait()
         for one in numbered:
             self._texts[one.id] = texts
             self.open.add(one)
@@ -288,7 +287,6 @@ class EngineClient:
         id = next(self._numbers)
         texts = Texts(self, [id])
         self._send(msgspec.structs.replace(action, id=id))
-        self._began_to_wait()
         self._texts[id] = texts
         try:
             await texts.begun()
@@ -330,11 +328,8 @@ class EngineClient:
         # uvloop's, if the process has just died: `_conclude` will tell all that wait
         with suppress(RuntimeError):
             self._process.stdin.write(data)
-
-    def _began_to_wait(self) -> None:
-        """Something is asked for; the engine has no work before it."""
-        if not self._texts:
-            self._moved = time.monotonic()
+        if self._owed is None:
+            self._owed = time.monotonic()
 
     async def _read(self) -> None:
         """Hand on what the process says until it ends."""
@@ -352,29 +347,33 @@ class EngineClient:
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Step):
-            if message.status.n_steps != self.status.n_steps:
-                self._moved = time.monotonic()
+            moved = message.status.n_steps != self.status.n_steps
             for event in message.events:
-                self._hand_on(event)
+                moved |= self._hand_on(event)
+            if not self._texts:
+                self._owed = None
+            elif moved:
+                self._owed = time.monotonic()
             self.status = message.status
             self.on_status(message.status)
         elif isinstance(message, Progress):
             self._on_progress(message)
         elif isinstance(message, Facts):
-            self.facts = message
+            self.facts, self._owed = message, None
             self._loaded.set()
         elif isinstance(message, Failed):
             self._failure = EngineFailedError(message.message, message.hint, message.exit_code)
 
-    def _hand_on(self, event: Event) -> None:
+    def _hand_on(self, event: Event) -> bool:
+        """Tell those who wait for it; whether there is anybody."""
         self.open.note(event)
         texts = self._texts.get(event.id)
         if texts is None:
-            return
-        self._moved = time.monotonic()
+            return False
         if isinstance(event, Ended | Refused):
             del self._texts[event.id]
         texts.put(event)
+        return True
 
     async def _conclude(self) -> None:
         """Tell everybody who waits that the process is gone."""

@@ -141,8 +141,8 @@ class Front:
         if (seconds := client.stalled_seconds) > STALLED_SECONDS:
             raise RequestError(
                 503,
-                f"the engine has {counted(client.n_open, 'request')}, and has not made a step for "
-                f"{seconds:.0f} s",
+                f"the engine has not made a step for {seconds:.0f} s, for "
+                f"{counted(client.n_open, 'request')}",
                 "restart the server",
                 headers={"retry-after": "30"},
             )

@@ -102,8 +102,8 @@ Variables: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=64)]
 Metadata: TypeAlias = Annotated[
     dict[Word, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1 << 20)]
-TextParts: TypeAlias = Annotated[list[Any], Meta(max_length=1 << 20)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=1 << 19)]
+TextParts: TypeAlias = Annotated[list[Any], Meta(max_length=1 << 19)]
 """Texts and token ids in turn."""
 
 MOST_PROMPTS = 256

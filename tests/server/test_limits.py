@@ -23,8 +23,10 @@ from localkv.server.engine_client import EngineClient
 from localkv.server.failures import RequestError
 from localkv.server.front import with_seed
 from localkv.server.json_body import decoded
-from localkv.server.wire import Submit
+from localkv.server.recorder import Recorder
+from localkv.server.wire import Facts, Submit
 from support.attack.odd_fields import BODIES, odd_requests
+from support.fake_engine import FACTS
 from support.front import front_of
 from support.server import RunningServer
 
@@ -88,9 +90,9 @@ def example(kind: inspect.Type) -> Any:
     match kind:
         case inspect.UnionType(types=types):
             return example(types[0])
-        case inspect.IntType() | inspect.FloatType():
+        case inspect.IntType() | inspect.FloatType() | inspect.AnyType():
             return 1
-        case inspect.StrType() | inspect.AnyType():
+        case inspect.StrType():
             return "a"
         case inspect.LiteralType(values=values):
             return values[0]
@@ -252,18 +254,19 @@ def test_health_tells_an_engine_that_stands_still(monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         front = front_of()
         front.supervisor.client = client = await _silent_client()
-        client.facts = object()  # type: ignore[assignment]
+        client._take(Facts(FACTS, 0.0, 9, 9, 9, 1, 9, 9, 9, {}))
         monkeypatch.setattr(front_module, "STALLED_SECONDS", 0.05)
         await asyncio.sleep(0.1)
         front.check_progress()  # it has no work
         texts = client.submit([Submit(0, [1], SamplingParams())])
         front.check_progress()  # nor for long
         await asyncio.sleep(0.1)
-        with pytest.raises(RequestError, match="1 request, and has not made a step") as error:
+        with pytest.raises(RequestError, match="not made a step for 0 s, for 1 request") as error:
             front.check_progress()
         assert error.value.status == 503
-        texts.close()
-        front.check_progress()
+        texts.close()  # which the engine does not hear either
+        with pytest.raises(RequestError, match="for 0 requests"):
+            front.check_progress()
         await client.stop()
 
     asyncio.run(run())
@@ -300,3 +303,16 @@ def test_what_can_not_be_drawn_is_the_request_s_error(server: RunningServer, fie
     if "grammar" not in fields:
         assert _posted(server, "/api/generate", options)[0] == 400
     _nothing_is_open(server)
+
+
+def test_what_a_request_began_ends_with_it_whatever_goes_wrong():
+    ended = list[str]()
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["record"].at_end.append(lambda: ended.append("text"))
+        raise RuntimeError("between the beginning of a text and its answer")
+
+    scope = {"type": "http", "method": "POST", "path": "/completion", "headers": []}
+    with pytest.raises(RuntimeError):
+        asyncio.run(Recorder(broken, front_of())(scope, None, None))  # type: ignore[arg-type]
+    assert ended == ["text"]
