@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from localkv.server.dialects.anthropic_messages import failure
+from localkv.server.event_stream import event, to_json
 from localkv.server.failures import RequestError
 from localkv.server.json_answer import json_response
 
@@ -16,3 +17,23 @@ def error_answer(path: str, error: RequestError) -> Response:
     if path.startswith("/api/"):
         return json_response({"error": str(error)}, error.status, error.headers)
     return json_response({"error": error.fields}, error.status, error.headers)
+
+
+def error_piece(path: str, kind: str, error: RequestError) -> bytes | None:
+    """The end of a stream that has begun and can't go on, in its dialect's shape.
+
+    Args:
+        kind: the stream's content type.
+
+    Returns:
+        None if the body is no stream, and has no place for an error.
+    """
+    if kind.startswith("application/x-ndjson"):
+        return to_json({"error": str(error)}) + b"\n"
+    if not kind.startswith("text/event-stream"):
+        return None
+    if path.startswith("/v1/messages"):
+        return event(failure(error), "error")
+    if path.endswith("/responses"):
+        return event({"type": "error", "code": error.type, "message": str(error)}, "error")
+    return event({"error": error.fields})

@@ -10,14 +10,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
+from ray.exceptions import RayActorError, RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from starlette.requests import Request
@@ -25,6 +30,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from localkv.chat.engine import EngineOptions
+from localkv.errors import counted
 from localkv.server.app import application
 from localkv.server.cluster.prefix_directory import (
     PrefixDirectory,
@@ -32,14 +38,18 @@ from localkv.server.cluster.prefix_directory import (
     ranked,
     text_of,
 )
+from localkv.server.error_answer import error_answer, error_piece
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
-from localkv.server.json_answer import json_response
 from localkv.server.settings import MOST_BODY, ServerSettings
 from localkv.server.supervisor import Supervisor
 
 STATS_SECONDS = 1.0
 """How often engines tell what they hold."""
+PATIENCE = 10.0
+"""Seconds that an engine may wait for resources that other programs have, before that is said."""
+ENGINES = "Engine"
+"""Ray's name for them."""
 ENGINE_HEADER = b"x-localkv-engine"
 """Of an answer: the engine that it comes from."""
 
@@ -99,6 +109,7 @@ def _keys_of(request: PendingRequest | None) -> list[bytes]:
 
 
 @serve.deployment(
+    name=ENGINES,
     request_router_config=RequestRouterConfig(
         request_router_class=PrefixRouter, request_routing_stats_period_s=STATS_SECONDS
     ),
@@ -174,32 +185,187 @@ class Engine:
         await self._supervisor.stop()
 
 
-@serve.deployment(max_ongoing_requests=1000)
-class Gate:
-    """Takes requests from the network, and hands their answers back as they come."""
+Resources = Mapping[str, float]
+"""Of Ray's, by their names."""
 
-    def __init__(self, engines: DeploymentHandle) -> None:
+
+def lacking(of_each: Resources, n_engines: int, nodes: Sequence[Resources]) -> str:
+    """Why a cluster has no room for engines, and what would fit; empty if it has.
+
+    Args:
+        of_each: what an engine takes.
+        nodes: what each machine has, in use or not.
+    """
+    if not of_each:
+        return ""
+    room = sum(min(int(node.get(name, 0) / n) for name, n in of_each.items()) for node in nodes)
+    if room >= n_engines:
+        return ""
+    there = {name: sum(node.get(name, 0) for node in nodes) for name in of_each}
+    fits = [f"replicas={room}"] if room else []
+    for name, n in there.items() if len(nodes) == 1 else ():
+        if of_each[name] * n_engines > n:
+            fits.append(f"{name.lower()}s={int(100 * n / n_engines) / 100:g}")
+    where = "this machine has" if len(nodes) == 1 else f"{len(nodes)} machines have"
+    return (
+        f"there is room for {room} of {counted(n_engines, 'engine')}: each takes "
+        f"{_amounts(of_each)}, and {where} {_amounts(there)}; "
+        f"{', '.join(fits)}{' or ' if fits else ''}another machine would fit"
+    )
+
+
+def _amounts(resources: Resources) -> str:
+    return " and ".join(f"{n:g} {name}" for name, n in resources.items())
+
+
+class Places(msgspec.Struct):
+    """Where an application's engines are.
+
+    Attributes:
+        running: those that answer.
+        waiting: those that no machine has room for yet.
+        problem: why some wait, and what would work; empty if they only begin.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    problem: str = ""
+
+
+def _places(app: str, of_each: Resources) -> Places:
+    """As Ray sees it now."""
+    details = _get_global_client().get_serve_details()
+    deployments = details["applications"].get(app, {}).get("deployments", {})
+    replicas = deployments.get(ENGINES, {}).get("replicas", [])
+    running, starting, stopping = (
+        [one for one in replicas if one["state"] == state]
+        for state in ("RUNNING", "STARTING", "STOPPING")
+    )
+    waiting = sum(not one.get("node_id") for one in starting)
+    if stopping or not waiting:  # those that end make room
+        return Places(len(running))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return Places(len(running), waiting, lacking(of_each, len(running) + len(starting), nodes))
+
+
+@serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+class Gate:
+    """Takes requests from the network, and hands their answers back as they come.
+
+    It takes no CPU of Ray's, so that it is there wherever there is a machine: without it nobody
+    would say what the engines wait for.
+    """
+
+    async def __init__(self, engines: DeploymentHandle, of_each: Resources) -> None:  # type: ignore[misc]
         self._engines = engines.options(stream=True)
+        self._of_each, self._app = of_each, serve.get_replica_context().app_name
+        self._places, self._said, self._waits_since = Places(), "", 0.0
+        await self._look()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(STATS_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        """See which engines are there, and say what keeps others from it."""
+        with suppress(RayError, RayServeException):  # Ray's controller is started again
+            self._places = await asyncio.to_thread(_places, self._app, self._of_each)
+        places, now = self._places, time.monotonic()
+        if not places.waiting:
+            self._waits_since = 0.0
+        self._waits_since = self._waits_since or now
+        if not places.problem and places.waiting and now - self._waits_since > PATIENCE:
+            places.problem = (
+                f"{counted(places.waiting, 'engine')} must wait for {_amounts(self._of_each)} that "
+                "other programs of the cluster have; `ray status` shows them"
+            )
+        if places.problem and places.problem != self._said:
+            print(f"warning: {places.problem}", flush=True)
+        self._said = places.problem
+
+    def _check(self) -> None:
+        """Refuse a request that no engine is there for.
+
+        Raises:
+            RequestError: 503.
+        """
+        if not self._places.running:
+            problem = self._places.problem
+            raise RequestError(
+                503,
+                "no engine is there yet" + (f": {problem}" if problem else ", it is started"),
+                headers={"retry-after": "5"},
+            )
 
     async def __call__(self, request: Request) -> Response:
         """Forward a request."""
-        body = await request.body()
-        if len(body) > MOST_BODY:
-            error = RequestError(413, f"the body has more than {MOST_BODY:,} bytes")
-            return json_response({"error": error.fields}, error.status)
-        forwarded = Forwarded(
-            request.method,
-            request.url.path,
-            request.url.query.encode(),
-            list(request.headers.raw),
-            body,
-            _keys(body),
-        )
-        answer = aiter(self._engines.answer.remote(forwarded))
-        status, headers = await anext(answer)
-        response = StreamingResponse(answer, status)
+        path = request.url.path
+        try:
+            self._check()
+            forwarded = await _forwarded(request)
+            answer = self._engines.answer.remote(forwarded)
+            status, headers = await self._begun(aiter(answer))
+        except RequestError as error:
+            return error_answer(path, error)
+        except (RayActorError, DeploymentUnavailableError):
+            return error_answer(path, _ENDED)
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        response = StreamingResponse(_rest(answer, path, kind.decode("latin-1")), status)
         response.raw_headers = [pair for pair in headers if pair[0] != b"content-length"]
         return response
+
+    async def _begun(self, answer: AsyncIterator[Any]) -> tuple[int, list[Any]]:
+        """Status and headers of an answer, as long as an engine is there to give one."""
+        first = asyncio.ensure_future(_next(answer))
+        try:
+            while not (await asyncio.wait({first}, timeout=STATS_SECONDS))[0]:
+                self._check()
+            status, headers = first.result()
+            return status, headers
+        finally:
+            first.cancel()
+
+
+async def _next(answer: AsyncIterator[Any]) -> Any:
+    return await anext(answer)
+
+
+_ENDED = RequestError(
+    503, "the engine that had the request has ended", headers={"retry-after": "1"}
+)
+
+
+async def _rest(answer: AsyncIterator[Any], path: str, kind: str) -> AsyncIterator[bytes]:
+    """The body of an answer; an error in its stream if the engine ends."""
+    try:
+        async for piece in answer:
+            yield piece
+    except RayActorError:
+        piece = error_piece(path, kind, _ENDED)
+        if piece is None:
+            raise  # the connection breaks off
+        yield piece
+
+
+async def _forwarded(request: Request) -> Forwarded:
+    """A request as engines take it.
+
+    Raises:
+        RequestError: its body is too large.
+    """
+    body = await request.body()
+    if len(body) > MOST_BODY:
+        raise RequestError(413, f"the body has more than {MOST_BODY:,} bytes")
+    return Forwarded(
+        request.method,
+        request.url.path,
+        request.url.query.encode(),
+        list(request.headers.raw),
+        body,
+        _keys(body),
+    )
 
 
 def _keys(body: bytes) -> list[bytes]:
@@ -244,7 +410,8 @@ def build(arguments: dict[str, str]) -> serve.Application:
         )
     engine: Any = Engine
     gate: Any = Gate
-    return gate.bind(engine.options(**options).bind(settings))
+    of_each = {name[4:-1].upper(): n for name, n in resources.items() if n}
+    return gate.bind(engine.options(**options).bind(settings), of_each)
 
 
 def _value(text: str) -> Any:

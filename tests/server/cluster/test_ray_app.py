@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from support.paths import MODELS
+from support.paths import MODELS, ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (localkv[ray])")
 
@@ -23,8 +34,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
-PORT = 18411
-SECONDS = 60.0
+T = TypeVar("T")
+
+SECONDS = 180.0
+CPUS = 2
+"""Of the machine, as Ray is told."""
 ARGUMENTS = {
     "model": str(MODELS / "tales-4M-Q8_0.gguf"),
     "replicas": "2",
@@ -35,17 +49,157 @@ ARGUMENTS = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Ray on a machine of few CPUs, and the address of its Serve, which has no application."""
+    from ray import serve
+
+    folder = tempfile.mkdtemp(prefix="lkv", dir="/tmp")  # its sockets want a short name
+    ray.init(
+        num_cpus=CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=folder,
+    )
+    port = free_port()
+    try:
+        serve.start(http_options={"port": port})
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def command(machine: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`serve run` of an application on the machine, until it is interrupted."""
+    from ray import serve
+
+    serve.start(http_options={"port": int(machine.rpartition(":")[2])})  # the last one ended it
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("serve")), "run", *arguments],
+        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        serve.shutdown()
+        until(lambda: not ray.util.list_named_actors(all_namespaces=True))  # it may still end
+
+
+def of_the_docs() -> list[str]:
+    """The arguments of docs/cluster.md's `serve run`, with a model that is there."""
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("serve run ")]
+    return [
+        f"model={ARGUMENTS['model']}" if word.startswith("model=") else word
+        for word in shlex.split(line)[2:]
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def until(attempt: Callable[[], T | None], seconds: float = SECONDS) -> T:
+    """The first result that is something; no server yet is nothing."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if found := attempt():
+                return found
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        time.sleep(0.3)
+    raise AssertionError(f"nothing in {seconds} s")
+
+
+def refusal(url: str, path: str) -> tuple[str | None, dict[str, Any]] | None:
+    """Retry-After and the body of a 503; None for other statuses, such as Ray's own before it
+    knows the application."""
+    request = urllib.request.Request(f"{url}{path}", b"{}", {"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 503:
+                return error.headers["retry-after"], json.load(error)
+    return None
+
+
+def test_the_command_of_the_docs(machine: str):
+    """As many engines as it names have room on as many CPUs, with all else that there is."""
+    with command(machine, *of_the_docs()):
+        until(lambda: ask(machine, conversation(0)))
+        engines = until(
+            lambda: (
+                len(found := {ask(machine, conversation(n))[0] for n in range(4)}) == CPUS and found
+            )
+        )
+        assert len(engines) == CPUS
+
+
+SHAPES = {
+    "/v1/chat/completions": lambda body: body["error"]["type"] == "unavailable_error",
+    "/v1/responses": lambda body: body["error"]["code"] == 503,
+    "/completion": lambda body: body["error"]["code"] == 503,
+    "/v1/messages": lambda body: body["error"]["type"] == "overloaded_error",
+    "/api/chat": lambda body: isinstance(body["error"], str),
+}
+
+
+def test_what_has_no_place_is_said_and_refused(machine: str):
+    engines = [word for word in of_the_docs() if not word.startswith("replicas=")]
+    with command(machine, *engines, "cpus=8"):
+        until(lambda: "cpus=2" in str(refusal(machine, "/v1/chat/completions")))
+        for path, is_right in SHAPES.items():
+            started = time.monotonic()
+            found = refusal(machine, path)
+            assert found is not None
+            retry_after, body = found
+            assert time.monotonic() - started < 5
+            assert retry_after == "5"
+            assert is_right(body), body
+            assert "there is room for 0 of 1 engine: each takes 8 CPU" in json.dumps(body)
+
+
+def test_what_is_lacking():
+    from localkv.server.cluster.ray_app import lacking
+
+    one = [{"CPU": 2.0, "memory": 1e9}]
+    assert lacking({"CPU": 1.0}, 2, one) == ""
+    assert lacking({}, 9, one) == ""
+    line = lacking({"CPU": 1.0}, 3, one)
+    assert line.startswith("there is room for 2 of 3 engines: each takes 1 CPU, and this machine")
+    assert line.endswith("has 2 CPU; replicas=2, cpus=0.66 or another machine would fit")
+    assert "gpus=0" in lacking({"CPU": 1.0, "GPU": 1.0}, 1, one)
+    assert lacking({"CPU": 2.0}, 3, [*one, {"CPU": 4.0}]) == ""
+    assert "replicas=1 or another machine" in lacking({"CPU": 3.0}, 2, [*one, {"CPU": 5.0}])
+
+
+@pytest.fixture(scope="module")
+def cluster(machine: str) -> str:
     from ray import serve
 
     from localkv.server.cluster.ray_app import build
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    serve.start(http_options={"port": PORT})
+    serve.start(http_options={"port": int(machine.rpartition(":")[2])})
     serve.run(build(ARGUMENTS), name="tales")
-    yield f"http://127.0.0.1:{PORT}"
-    serve.shutdown()
-    ray.shutdown()
+    return machine
 
 
 def ask(url: str, messages: list[dict[str, str]], **fields: Any) -> tuple[str, bytes]:
@@ -135,19 +289,66 @@ def test_an_update_ends_no_request(cluster: str):
     assert seen - after  # they were served by those that are gone, too
 
 
-def test_others_answer_when_an_engine_dies(cluster: str):
+def test_others_answer_when_a_replica_dies(cluster: str):
+    """With its front; what it streams ends in an error, as a stream of its dialect has them."""
     messages = conversation(20)
     engine, _ = ask(cluster, messages)
     named = ray.util.list_named_actors(all_namespaces=True)
     (victim,) = [one for one in named if one["name"].endswith(f"#{engine}")]
-    ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]))
-    end = time.monotonic() + SECONDS
-    while True:
-        try:
-            other, _ = ask(cluster, messages)
-            break
-        except urllib.error.HTTPError as error:
-            error.close()
-            assert time.monotonic() < end
-            time.sleep(0.2)
-    assert other != engine
+    with ThreadPoolExecutor() as pool:
+        asked = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+        stream = pool.submit(ask, cluster, messages, **asked)
+        time.sleep(1)
+        ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]))
+        other, _ = until(lambda: ask(cluster, messages))
+        assert other != engine
+        last = stream.result()[1].strip().splitlines()[-1]
+        assert b"the engine that had the request has ended" in last
+
+
+def engine_process(engine: str) -> int:
+    """The process of a replica's engine."""
+    from ray.serve.context import _get_global_client
+
+    deployments = _get_global_client().get_serve_details()["applications"]["tales"]["deployments"]
+    replicas = deployments["Engine"]["replicas"]
+    (parent,) = [one["pid"] for one in replicas if one["replica_id"].endswith(engine)]
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    for pid in (pid for file in children for pid in file.read_text().split()):
+        if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(pid)
+    raise AssertionError("the replica has no engine")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_the_requests_of_an_engine_that_dies_fail(cluster: str):
+    asked = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+    begun = until(lambda: two_engines(cluster))
+    with ThreadPoolExecutor() as pool:
+        streams = {
+            engine: pool.submit(ask, cluster, messages, **asked)
+            for engine, messages in begun.items()
+        }
+        time.sleep(1)
+        dead, living = begun
+        assert not streams[dead].done()
+        os.kill(engine_process(dead), signal.SIGKILL)
+        engine, body = streams[dead].result()
+        assert engine == dead
+        assert b'"error"' in body
+        assert b"[DONE]" not in body.split(b'"error"')[0]
+        engine, body = streams[living].result()
+        assert engine == living
+        assert b'"error"' not in body
+        assert body.endswith(b"data: [DONE]\n\n")
+    assert until(lambda: ask(cluster, begun[dead]))[0] in begun  # it has begun anew
+
+
+def two_engines(url: str) -> dict[str, list[dict[str, str]]] | None:
+    """A conversation for each, which it will be asked to go on with."""
+    new = [conversation(next(NUMBERS)) for _ in range(4)]
+    found = {ask(url, messages)[0]: messages for messages in new}
+    return found if len(found) == CPUS else None
+
+
+NUMBERS = count(60)
