@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from io import BytesIO
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -163,10 +165,28 @@ class BaseFile:
         )
 
     def _read(self, name: str) -> NDArray[Any]:
+        """An array, of as many bytes as the file has of it: what a header declares is compared with
+        them first.
+
+        Raises:
+            LocalKVError: it is not there, or not as a base has it.
+        """
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
-                return np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            with zipfile.ZipFile(self.path) as archive:
+                entry = archive.getinfo(f"{name}.npy")
+                n_bytes = os.stat(self.path).st_size
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > n_bytes:
+                    raise self._damaged()
+                data = archive.read(entry)
+            file = BytesIO(data)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise self._damaged()
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+            if fortran or dtype.hasobject or prod(shape) * dtype.itemsize != len(data) - start:
+                raise self._damaged()
+            return np.frombuffer(data, dtype, offset=start).reshape(shape)
+        except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
             raise self._damaged() from None
 
     def check(self, n_ctx: int, n_vocab: int, vocabulary: str, chunks: Chunks) -> None:

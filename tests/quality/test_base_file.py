@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
+import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -208,3 +211,35 @@ def test_options_that_do_not_go_together(run, options: list[str], line: str) -> 
     result = run(*options)
     assert (result.code, result.out) == (2, "")
     assert result.err_lines[0].startswith(line)
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776,)", "(1048576, 1048576)", "(-1,)"])
+def test_a_base_that_declares_more_than_it_has(tmp_path: Path, shape: str) -> None:
+    """Nothing is allocated for it."""
+    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(64)
+    refused_base(tmp_path, array, zipfile.ZIP_STORED)
+
+
+def test_a_base_that_unpacks_to_more_than_it_has(tmp_path: Path) -> None:
+    array = BytesIO()
+    np.save(array, np.zeros((1 << 12, 1 << 12), np.int32))
+    refused_base(tmp_path, array.getvalue(), zipfile.ZIP_DEFLATED)
+
+
+def refused_base(folder: Path, tokens: bytes, compression: int) -> None:
+    path = folder / "base.npz"
+    with BaseWriter(str(path), FACTS, CHUNKS[:0], n_scored=4):
+        pass
+    with zipfile.ZipFile(path) as archive:
+        facts = archive.read("facts.npy")
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("facts.npy", facts, zipfile.ZIP_STORED)
+        archive.writestr("tokens.npy", tokens)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LocalKVError, match="is not a complete file of --save-base"):
+            BaseFile(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
