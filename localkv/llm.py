@@ -24,8 +24,7 @@ from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.listed_tensors import check_tensors
-from localkv.loader.model_spec import model_spec
+from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.smoothing import changed_tensors
 from localkv.memory.budgeted import Budgeted
 from localkv.memory.cache_tokens import cache_in_bytes, cache_that_fits
@@ -236,8 +235,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
-        self.config: ModelSpec = model_spec(self.gguf)
-        check_tensors(self.gguf, self.config)
+        self.config: ModelSpec = checked_spec(self.gguf)
         context = chosen_context(n_ctx, self.config)
         self.warnings += beyond_training(context, self.config)
         cache = CacheConfig(

@@ -10,7 +10,7 @@ from pathlib import Path
 from localkv.arch.spec import ModelSpec
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
-from localkv.loader.model_spec import model_spec
+from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.model_summary import file_type_name
 from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
 from localkv.memory.weight_bytes import weights_by_type
@@ -58,7 +58,7 @@ def file_source(path: str | os.PathLike[str]) -> Source:
     gguf = open_gguf(path)
     tensors = tuple(gguf.tensors.values())
     quant = file_type_name(gguf.metadata) or weights_by_type(tensors)[0].name.upper()
-    return Source(os.fspath(path), quant, tensors, model_spec(gguf), Path(path))
+    return Source(os.fspath(path), quant, tensors, checked_spec(gguf), Path(path))
 
 
 def synthetic_source(name: str) -> Source:

@@ -28,9 +28,9 @@ from localkv.loader.found_profile import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
+from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.local_models import LocalModel, local_models
 from localkv.loader.model_header import ModelHeader
-from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.budgeted import Budgeted
@@ -211,7 +211,7 @@ def _memory(
     header: ModelHeader, arguments: Mapping[str, Any], backend: str
 ) -> tuple[ModelMemory, CacheConfig]:
     """What a model and a cache take, if the model can have such a cache."""
-    config = model_spec(header)
+    config = checked_spec(header)
     named = [arguments.get(f"cache_type_{side}") for side in ("k", "v", "k_swa", "v_swa")]
     type_k, type_v = (name or "f16" for name in named[:2])
     n_ctx = arguments.get("n_ctx")

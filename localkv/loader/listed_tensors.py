@@ -20,6 +20,7 @@ from localkv.kernels.backend import as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
 from localkv.loader.model_header import ModelHeader
+from localkv.loader.model_spec import model_spec
 from localkv.loader.tensor_reader import TensorReader, check_tensor
 from localkv.loader.weights import model_weights
 
@@ -87,6 +88,17 @@ def listed_tensors(
 def _listed(listing: _Listing, config: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
     model_weights(TensorReader(listing, _NothingPrepared()), config)
     return list(listing.asked.items())
+
+
+def checked_spec(header: ModelHeader) -> ModelSpec:
+    """Layers, sizes and constants of the model in a file, which its tensors have, too.
+
+    Raises:
+        ModelFileError: as `model_spec` and `check_tensors`.
+    """
+    config = model_spec(header)
+    check_tensors(header, config)
+    return config
 
 
 def check_tensors(header: ModelHeader, config: ModelSpec) -> None:

@@ -11,8 +11,8 @@ from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
+from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.model_header import ModelHeader
-from localkv.loader.model_spec import model_spec
 from localkv.loader.shared_tokens import shared_tokens
 from localkv.memory.plan import DraftMemory, ModelMemory
 
@@ -44,7 +44,7 @@ class DraftFile:
         """
         gguf = open_gguf(path)
         n_shared = shared_tokens(model, gguf)
-        config, cache = model_spec(gguf), CacheConfig(type_k, type_v)
+        config, cache = checked_spec(gguf), CacheConfig(type_k, type_v)
         try:
             check_cache(cache, config.groups)
         except UsageError as error:

@@ -23,6 +23,7 @@ from support.attack.limited_child import (
     peak_bytes,
     run_limited,
 )
+from support.program import Program
 from support.tiny_model import write_tiny_model
 
 SAMPLE = 40
@@ -180,3 +181,16 @@ def test_a_special_id_that_is_no_token_is_spoken_of(tmp_path: Path) -> None:
         path.write_bytes(content.with_change(Change(key, 10, token)))
         lines = read_vocabulary(open_gguf(path).metadata).warnings
         assert any(f"bos_token_id is {token}, " in line for line in lines) == said
+
+
+@pytest.mark.parametrize("command", ["complete -p hi", "plan", "bench", "show"])
+def test_every_command_says_what_tensors_lack(
+    command: str, program: Program, tmp_path: Path
+) -> None:
+    """An embedding of 2^24, as the keys have it, is nothing to plan or to load."""
+    path = tmp_path / "changed.gguf"
+    content = take_apart(write_tiny_model(tmp_path / "tiny.gguf"))
+    path.write_bytes(content.with_change(Change("llama.embedding_length", 4, 1 << 24)))
+    result = program(*command.split(), "-m", path)
+    assert result.code == (command != "show")
+    assert "tensor 'token_embd.weight' has shape [" in result.out + result.err

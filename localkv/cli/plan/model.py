@@ -52,15 +52,13 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
         ModelFileError: it can't be run; the known facts about its cache are printed first.
     """
     from localkv.loader.kv_risks import kv_risks
-    from localkv.loader.listed_tensors import check_tensors
-    from localkv.loader.model_spec import model_spec
+    from localkv.loader.listed_tensors import checked_spec
     from localkv.loader.model_summary import file_type_name
     from localkv.memory.weight_bytes import weights_by_type
 
     header = model_header(values, argument=file)
     try:
-        config = model_spec(header)
-        check_tensors(header, config)
+        config = checked_spec(header)
     except LocalKVError:
         for risk in kv_risks(header):
             warn(risk.reason)

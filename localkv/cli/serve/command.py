@@ -137,7 +137,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
         UsageError: the server's port would be any.
     """
     from localkv.loader.gguf_file import open_gguf
-    from localkv.loader.model_spec import model_spec
+    from localkv.loader.listed_tensors import checked_spec
     from localkv.memory.context import chosen_context
 
     if not port:
@@ -146,7 +146,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     scheme = "http" if values["ssl_cert_file"] is None else "https"
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
     has_key = values["api_key"] is not None or values["api_key_file"] is not None
-    config = model_spec(open_gguf(path))
+    config = checked_spec(open_gguf(path))
     n_ctx = chosen_context(values["n_ctx"], config)
     n_ctx = min(n_ctx, values["cache_tokens"] or n_ctx)
     server = ServerAddress(

@@ -93,13 +93,10 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
 
 def _spec(gguf: GGUFFile) -> tuple[ModelSpec | None, str | None]:
     """The model's, or why it can't be run."""
-    from localkv.loader.listed_tensors import check_tensors
-    from localkv.loader.model_spec import model_spec
+    from localkv.loader.listed_tensors import checked_spec
 
     try:
-        config = model_spec(gguf)
-        check_tensors(gguf, config)
-        return config, None
+        return checked_spec(gguf), None
     except ModelFileError as error:
         return None, str(error)
 
