@@ -26,9 +26,9 @@ Object: TypeAlias = dict[str, Any]
 
 MOST_NESTED, MOST_CHAINED = 100, 500
 """Depth of a schema, and of a chain of references of which each says no more."""
-MOST_PARTS = 20_000
+MOST_PARTS = 10_000
 """Schemas within a schema, once definitions are written out where that is needed."""
-MOST_COMPARED = 100_000
+MOST_COMPARED = 30_000
 """Pairs of alternatives that are compared to see whether they overlap."""
 MOST_EXACT = 2**53
 """Integers beyond this are not all there in llguidance, which has them as doubles."""
@@ -106,13 +106,13 @@ class Room:
     def __init__(self, n: int = MOST_PARTS) -> None:
         self.n_left = self._n = n
 
-    def take(self) -> None:
-        """Count one.
+    def take(self, n: int = 1) -> None:
+        """Count one, or as many.
 
         Raises:
             UsageError: there are too many.
         """
-        self.n_left -= 1
+        self.n_left -= n
         if self.n_left < 0:
             raise UsageError(f"it has more than {self._n:,} parts")
 
@@ -167,13 +167,15 @@ class _Listed:
     is_open: bool = False
     has_patterns: bool = False
 
-    def __or__(self, other: _Listed) -> _Listed:
-        return _Listed(
-            tuple(dict.fromkeys((*self.names, *other.names))),
-            tuple(dict.fromkeys((*self.wanted, *other.wanted))),
-            self.lists or other.lists,
-            self.is_open or other.is_open,
-            self.has_patterns or other.has_patterns,
+    @classmethod
+    def of(cls, several: Sequence[_Listed]) -> _Listed:
+        """All that several schemas list."""
+        return cls(
+            tuple(dict.fromkeys(name for one in several for name in one.names)),
+            tuple(dict.fromkeys(name for one in several for name in one.wanted)),
+            any(one.lists for one in several),
+            any(one.is_open for one in several),
+            any(one.has_patterns for one in several),
         )
 
     @property
@@ -218,13 +220,14 @@ class _Plain:
     def _can_end(self, plain: Json) -> bool:
         """Whether some value of a plain schema is finite."""
         ending = set[str]()
-        n_before = -1
-        while n_before < len(ending):
+        for _ in range(_MOST_ROUNDS):
             n_before = len(ending)
             for name in reversed(self._defs):
                 if name not in ending and _ends(self._defs[name], ending):
                     ending.add(name)
-        return _ends(plain, ending)
+            if len(ending) == n_before:
+                return _ends(plain, ending)
+        return True  # perhaps
 
     def _open_alternatives(self, plain: Json) -> None:
         """Make `anyOf` of each `oneOf` in a plain schema whose alternatives can't overlap."""
@@ -262,7 +265,7 @@ class _Plain:
             beside: properties that other schemas of the same value list.
             closes: an object that lists properties has no others; else somebody else sees to that.
         """
-        self._room.take()
+        self._room.take(1 + len(beside))
         if depth > MOST_NESTED:
             raise _too_deep()
         if schema is True and closes and beside:
@@ -309,11 +312,9 @@ class _Plain:
             return self._part(both[0], depth, beside, closes=closes, named="$ref" in given)
         listed = self._listed_by(schema)  # of all, alternatives included
         if len(either) == 1:
-            listed = _lists(given)
-            for one in both:
-                listed |= self._listed_by(one)
+            listed = _Listed.of([_lists(given), *map(self._listed_by, both)])
         if beside:
-            listed |= _Listed(beside, lists=True)
+            listed = _Listed.of([listed, _Listed(beside, lists=True)])
         closes = closes and not (listed.is_open or listed.has_patterns)
         names = listed.names if is_told else listed.all_names
         parts = [
@@ -423,8 +424,8 @@ class _Plain:
         parts = [one for key in ("allOf", "anyOf", "oneOf") for one in _list_of(given, key)]
         if "$ref" in given:
             parts.append(self._target(schema))
-        for one in parts:
-            found |= self._listed_by(one)
+        found = _Listed.of([found, *map(self._listed_by, parts)])
+        self._room.take(len(found.names) // _NAMES_OF_A_PART)
         self._listing.discard(id(schema))
         self._listed[id(schema)] = found
         return found
@@ -512,7 +513,8 @@ class _Plain:
                 return True
         values = [_values_of(side) for side in (one, other)]
         if all(values):
-            return not any(_are_equal(a, b) for a in values[0] for b in values[1])
+            self._n_compared += (len(values[0]) + len(values[1])) // _NAMES_OF_A_PART
+            return {*map(_mark_of, values[0])}.isdisjoint(map(_mark_of, values[1]))
         types = [_types_of(side) for side in (one, other)]
         if not types[0] & types[1]:
             return True
@@ -532,7 +534,9 @@ class _Plain:
         )
 
 
-_MOST_LOOKED = 8
+_MOST_LOOKED, _MOST_ROUNDS = 8, 50
+_NAMES_OF_A_PART = 16
+"""As many names that are listed take the time of a part."""
 _MOST_ALTERNATIVES = 500
 _NOTHING = object()
 _SPEAKING = _KEPT | _WITHOUT_GRAMMAR | frozenset(_PARTS)
@@ -896,13 +900,12 @@ def _values_of(schema: Mapping[str, Json]) -> list[Json]:
     return values if isinstance(values, list) else []
 
 
-def _are_equal(one: Json, other: Json) -> bool:
-    """Whether two values are the same in JSON, where true is no number."""
-    if isinstance(one, bool) != isinstance(other, bool):
-        return False
-    if isinstance(one, dict | list) or isinstance(other, dict | list):
-        return type(one) is type(other)  # perhaps
-    return bool(one == other)
+def _mark_of(value: Json) -> tuple[str, Json]:
+    """The same for values that are the same in JSON, where true is no number; for lists the same of
+    all, and so for objects."""
+    if isinstance(value, dict | list):
+        return type(value).__name__, None
+    return "boolean" if isinstance(value, bool) else "", value
 
 
 def _below(one: Object, other: Object) -> bool:

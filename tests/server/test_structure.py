@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from localkv.loader.tokenizer import load_tokenizer
+from support.paths import ROOT
 from support.server import RunningServer
 
 
@@ -116,3 +119,59 @@ def test_no_grammar_ends_the_server(server: RunningServer):
     assert status == 400
     assert "too deeply" in answer["error"]["message"]
     assert server.get("/health")[0] == 200
+
+
+THINK = """\
+{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}"""
+WANTED = {"type": "object", "properties": {"is": {"enum": [True, False]}}, "required": ["is"]}
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of a model that reasons, and ends its text wherever it may."""
+    template = tmp_path_factory.mktemp("template") / "think.jinja"
+    template.write_text(THINK)
+    ends = load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf").eog_ids
+    biases = [part for token in ends for part in ("--logit-bias", f"{token}+100")]
+    running = RunningServer("-a", "tales", "--chat-template-file", str(template), *biases).wait()
+    yield running
+    assert running.stop() == 0
+
+
+FORMAT = {"type": "json_schema", "name": "x", "schema": WANTED}
+SAID = {"model": "tales", "messages": [{"role": "user", "content": "Is it?"}]}
+TOOL = {"name": "say", "description": "Says it.", "parameters": WANTED}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": FORMAT}},
+        ),
+        ("/v1/chat/completions", {"grammar": 'root ::= "{\\"is\\": true}"'}),
+        (
+            "/v1/chat/completions",
+            {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
+        ),
+        ("/v1/responses", {"input": "Is it?", "text": {"format": FORMAT}}),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "say", "input_schema": WANTED}], "tool_choice": {"type": "any"}},
+        ),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": WANTED}}}),
+        ("/api/chat", {"format": WANTED, "stream": False}),
+    ],
+    ids=["schema", "grammar", "tools", "responses", "any tool", "messages", "ollama"],
+)
+def test_what_must_follow_reasoning_follows(
+    eager: RunningServer, path: str, fields: dict[str, Any]
+):
+    asked = {**SAID, "max_tokens": 200, **fields}
+    if path == "/v1/responses":
+        asked = {"model": "tales", **fields}
+    status, answer = eager.post(path, asked)
+    assert status == 200, answer
+    assert re.search(r'\\*"is\\*": (true|false)', json.dumps(answer)), answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.structured.schema import MOST_EXACT
+from localkv.structured.schema import MOST_EXACT, plain_schema
 from support.client_tools import SCHEMAS
 from support.paths import ROOT
 
@@ -256,7 +258,7 @@ for _ in range(300):
         ({"anyOf": []}, "nothing satisfies it"),
         ({"$defs": CHAIN | {"a1100": {}}, "$ref": "#/$defs/a0"}, "nested too deeply"),
         (DEEP, "nested too deeply"),
-        ({"properties": {f"p{i}": {} for i in range(30_000)}}, "more than 20,000 parts"),
+        ({"properties": {f"p{i}": {} for i in range(11_000)}}, "more than 10,000 parts"),
         ({"$ref": "#/$defs/x"}, "'#/$defs/x', which is not in the schema"),
         ({"$ref": "http://example.org/x"}, "is not in the schema"),
         ({"$ref": "#/$defs", "$defs": 5}, "can't be 5"),
@@ -282,3 +284,21 @@ def test_long_chains_of_definitions_have_a_grammar() -> None:
 
 def test_a_circle_with_a_value_in_between_has_a_grammar() -> None:
     assert takes({"type": "object", "properties": {"n": {"$ref": "#"}}}, '{"n": {"n": {}}}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"enum": [*range(300 * i, 300 * i + 300)]} for i in range(60)]},
+        {"oneOf": [{"properties": {"k": {"const": i}}, "required": ["k"]} for i in range(450)]},
+        {"properties": {f"p{i}": {} for i in range(4000)}, "anyOf": [{"required": ["a"]}] * 4000},
+        {"allOf": [{"properties": {f"p{i}": {}}} for i in range(4000)]},
+        {"properties": {"a": {}}, "required": [f"p{i}" for i in range(50_000)]},
+    ],
+    ids=["values", "objects", "beside", "parts", "required"],
+)
+def test_no_schema_takes_long(schema: Any) -> None:
+    began = time.thread_time()
+    with contextlib.suppress(UsageError):
+        plain_schema(schema)
+    assert time.thread_time() - began < 3
