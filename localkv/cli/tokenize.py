@@ -25,6 +25,7 @@ from localkv.cli.parsing.option_types import TEXT
 from localkv.cli.parsing.parameters import Argument
 from localkv.cli.parsing.prompt import read_file, read_stdin
 from localkv.errors import UsageError
+from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from localkv.loader.tokenizer import Tokenizer
@@ -145,6 +146,7 @@ tokenize = Command(
     callback=_tokenize,
     help="Text to token ids, one token per line. Files and stdin are taken as they are, final line "
     "break included.",
+    epilog=f"Pre-tokenizers: {', '.join(sorted(PRE_TOKENIZERS))}.",
 )
 
 detokenize = Command(

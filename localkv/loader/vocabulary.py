@@ -18,6 +18,7 @@ from localkv.loader.token_corrections import (
     special_id,
 )
 from localkv.loader.token_types import SPECIAL_TYPES, TokenType
+from localkv.option_names import unknown_name
 
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata
@@ -185,11 +186,13 @@ def _kind(metadata: Metadata) -> str:
     return _KINDS[model]
 
 
+_LISTED = "localkv tokenize --help-all lists the pre-tokenizers"
+
+
 def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> str:
-    known = ", ".join(sorted(PRE_TOKENIZERS))
     if override_pre is not None:
         if override_pre not in PRE_TOKENIZERS:
-            raise UsageError(f"unknown pre-tokenizer {override_pre!r}", hint=f"known: {known}")
+            raise unknown_name("unknown pre-tokenizer", override_pre, PRE_TOKENIZERS, _LISTED)
         return override_pre
     pre = metadata.string("tokenizer.ggml.pre", "")
     pre = _ONLY_PRE.get(metadata.string("tokenizer.ggml.model"), pre)
@@ -201,8 +204,8 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
         return "default"
     if pre not in PRE_TOKENIZERS:
         raise ModelFileError(
-            f"unknown pre-tokenizer {pre!r}",
-            hint=f"--override-pre NAME uses another instead; known: {known}",
+            f"unknown pre-tokenizer {pre!r:.60}",
+            hint=f"--override-pre NAME uses another instead; {_LISTED}",
         )
     return pre
 

@@ -41,7 +41,7 @@ def report(error: Exception) -> int:
         message, hint, code = _other_message(error)
     say(f"error: {_shortened(message)}")
     if hint:
-        say(f"hint: {_shortened(hint)}")
+        say(f"hint: {hint}")
     return code
 
 
