@@ -57,11 +57,16 @@ class Models:
         is_file = self.beside and not is_url(self.beside)
         return local_models(Path(self.beside) if is_file else None)
 
-    def with_context(self, options: EngineOptions, had: SessionCache) -> EngineOptions | None:
+    def with_context(
+        self, options: EngineOptions, had: SessionCache, *, names_types: bool
+    ) -> EngineOptions | None:
         """The options with the context that a session had before, where they choose none; None if
         that is no larger than the one that they stand for.
 
-        The types that it had come along, where the options choose none.
+        Args:
+            options: the model, and how it would be loaded.
+            had: what the session ran with.
+            names_types: the options choose types; else those that the session had come along.
 
         Raises:
             ModelFileError: the file can't be used.
@@ -70,12 +75,13 @@ class Models:
         if had.n_ctx is None or arguments.get("n_ctx") is not None or arguments.get("kv_budget"):
             return None
         n_trained = model_spec(open_gguf(options.model)).n_ctx_train
-        n_ctx = min(had.n_ctx, n_trained)
+        n_ctx = had.n_ctx
+        if Path(had.model).name != Path(options.model).name:
+            n_ctx = min(n_ctx, n_trained)
         if n_ctx <= min(CacheConfig.n_ctx, n_trained):
             return None
         changed: dict[str, Any] = {"n_ctx": n_ctx}
-        chosen = ("cache_type_k", "cache_type_v", "kv_profile")
-        if had.type_k and had.type_v and all(arguments.get(name) is None for name in chosen):
+        if had.type_k and had.type_v and not names_types:
             changed |= {"cache_type_k": had.type_k, "cache_type_v": had.type_v}
         return replace(options, arguments={**arguments, **changed})
 

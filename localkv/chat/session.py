@@ -148,9 +148,10 @@ class ChatSession:
         """Note the context that it runs with, unless it had a larger one; `save` writes it."""
         if facts.server or (self.cache.n_ctx or 0) >= facts.n_ctx:
             return
-        types = facts.type_k, facts.type_v
-        are_known = MIXED not in types and not facts.layer_types and not facts.kv_ladder
-        self.cache = SessionCache(facts.n_ctx, *(types if are_known else ()))
+        types: tuple[str | None, str | None] = facts.type_k, facts.type_v
+        if MIXED in types or facts.layer_types or facts.kv_ladder:
+            types = None, None
+        self.cache = SessionCache(facts.n_ctx, *types, self.model)
 
     def carried_over(self) -> list[str]:
         """Settings from the session before that are not the defaults, in words."""

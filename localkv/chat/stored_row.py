@@ -69,11 +69,13 @@ class SessionCache:
     Attributes:
         n_ctx: tokens; None if it has not run here.
         type_k, type_v: None where layers have types of their own.
+        model: the file that it ran with.
     """
 
     n_ctx: int | None = None
     type_k: str | None = None
     type_v: str | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,9 @@ def _run(
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
         states = KeptStates(Path(sessions or default_path())) if values["keep_state"] else None
-        grown = None if server else Models().with_context(options, session.cache)
+        grown = None
+        if not server:
+            grown = Models().with_context(options, session.cache, names_types=_names_types())
         app = ChatApp(
             session,
             grown or options,
@@ -219,6 +221,14 @@ def _check_server_alone() -> None:
                 f"--server has a model of its own, so {param.opts[0]} has no effect",
                 hint="leave one of them out",
             )
+
+
+def _names_types() -> bool:
+    """Whether the user chooses types of the cache, by whatever option."""
+    ctx = click.get_current_context()
+    names = (f"cache_type_{side}{group}" for group in ("", "_swa") for side in "kv")
+    options = (*names, "preset", "kv_profile")
+    return any(ctx.get_parameter_source(name) != ParameterSource.DEFAULT for name in options)
 
 
 def _context_in_words(options: EngineOptions) -> str:

@@ -119,9 +119,8 @@ def test_the_check_imports_no_torch() -> None:
             {},
             {"n_ctx": 8192, "cache_type_k": "q8_0", "cache_type_v": "q4_0"},
         ),
-        (SessionCache(8192, "q8_0", "q4_0"), {"cache_type_k": "f16"}, {"n_ctx": 8192}),
-        (SessionCache(8192, "q8_0", "q4_0"), {"kv_profile": "auto"}, {"n_ctx": 8192}),
-        (SessionCache(1 << 40), {}, {"n_ctx": 16384}),  # what the model was trained for
+        (SessionCache(1 << 20, model="other.gguf"), {}, {"n_ctx": 16384}),  # as it was trained
+        (SessionCache(1 << 20, model=f"there/{TALES.name}"), {}, {"n_ctx": 1 << 20}),
         (SessionCache(8192), {"n_ctx": 4096}, None),
         (SessionCache(8192), {"n_ctx": 0}, None),
         (SessionCache(8192), {"kv_budget": 1 << 20}, None),
@@ -139,6 +138,8 @@ def test_the_context_that_a_session_had(
     trained = replace(model_choice.model_spec(model_choice.open_gguf(TALES)), n_ctx_train=16384)
     monkeypatch.setattr(model_choice, "model_spec", lambda header: trained)
     options = EngineOptions(str(TALES), {"n_threads": 3, **chosen})
-    found = Models().with_context(options, had)
+    found = Models().with_context(options, had, names_types=False)
     wanted = None if taken is None else {"n_threads": 3, **chosen, **taken}
     assert (None if found is None else found.arguments) == wanted
+    named = Models().with_context(options, had, names_types=True)
+    assert named is None or "cache_type_k" not in named.arguments

@@ -135,6 +135,27 @@ def test_a_conversation_in_a_real_terminal(
 
 
 @pytest.mark.slow
+def test_a_session_goes_on_with_the_context_that_it_had(
+    open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    first = open_terminal("-c", 6144, "-n", 4)
+    first.wait_for("of 6,144")
+    first.keys("-l", "Hello.")
+    first.keys("Enter")
+    first.wait_for("prompt tokens reused")
+    first.keys("C-d")
+    wait_for(lambda: not first.runs, seconds=SECONDS)
+    again = Terminal("-m", MODEL, "--continue", folder=tmp_path)
+    try:
+        shown = again.wait_for("of 6,144")
+        assert "holds 6,144 tokens (K q4_0, V q8_0), as before" in " ".join(shown.split())
+    finally:
+        again.close()
+    smaller = open_terminal("-c", 512, "--continue")
+    assert "as before" not in smaller.wait_for("of 512")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "closed"])
 def test_what_was_shown_survives_the_terminal(
     open_terminal: Callable[..., Terminal], tmp_path: Path, how: str

@@ -165,14 +165,14 @@ async def test_a_session_remembers_the_context_that_it_grew_to(store: Store) -> 
         FakeEngine(["Short."], facts=FULL), FakeEngine(["Room."], facts=grown), store=store
     ) as me:
         await me.ask(LONG)
-        assert me.chat.session.cache == SessionCache(16, "q4_0", "q8_0")
+        assert me.chat.session.cache == SessionCache(16, "q4_0", "q8_0", "tiny.gguf")
         await me.send("word " * 10)
         await choose(me, "larger")
         await me.until(lambda: me.texts[-1] == "Room.")
         await me.ready()
     (session,) = store.sessions()
     async with user(FakeEngine(["Yes."], facts=FULL), store=store, session_id=session.id) as me:
-        assert me.chat.session.cache == SessionCache(64, "q8_0", "q4_0")
+        assert me.chat.session.cache == SessionCache(64, "q8_0", "q4_0", "tiny.gguf")
         me.chat.session.conversation.leaf_id = None
         await me.ask("Hm")  # with the small one, which is no reason to forget the other
         assert me.chat.session.cache.n_ctx == 64
