@@ -20,6 +20,7 @@ from localkv.errors import UsageError
 from support.paths import ROOT
 from support.program import Program
 
+
 def _found(command: str) -> click.Command:
     found = cli.get_command(click.Context(cli), command)
     assert found is not None

@@ -480,7 +480,7 @@ def test_pre_tokenizer_names() -> None:
     assert "localkv tokenize --help-all" in raised.value.hint
     metadata = bpe_metadata("new-one")
     assert tokenizer_from_metadata(metadata, override_pre="qwen2").pre == "qwen2"
-    with pytest.raises(UsageError, match="unknown pre-tokenizer 'qwen3'; did you mean qwen2"):
+    with pytest.raises(UsageError, match="unknown pre-tokenizer 'qwen3'; did you mean qwen35"):
         tokenizer_from_metadata(metadata, override_pre="qwen3")
     with pytest.raises(UsageError, match="the tokenizer is an SPM"):
         tokenizer_from_metadata(spm_metadata(spm_model()), override_pre="qwen2")
