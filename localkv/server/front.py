@@ -25,7 +25,7 @@ from localkv.server.sampling_fields import SamplingFields, sampling_params
 from localkv.server.settings import ServerSettings
 from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts, Opening, Submit
-from localkv.server.work import LARGE, Work
+from localkv.server.work import SMALL, Work
 
 if TYPE_CHECKING:
     from localkv.server.access_log import AccessLog
@@ -167,7 +167,7 @@ class Front:
             RequestError: as `apart`.
         """
         record = current.get()
-        if record is None or record.n_body <= LARGE:
+        if record is None or record.n_body <= SMALL:
             return function(*arguments)
         return await self.apart(function, *arguments)
 

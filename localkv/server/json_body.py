@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -20,8 +20,10 @@ MOST_NESTED = 64
 """Levels of objects and lists in a body."""
 MOST_PARTS = 100_000
 """Objects, lists and strings in a body, names of fields included."""
-MOST_ITEMS = 1_000_000
+MOST_ITEMS = 1_100_000
 """Commas in a body outside of strings: numbers take little room."""
+PART_BYTES, ITEM_BYTES = 96, 40
+"""What an object, a list or a string takes in memory, and a number with its place in a list."""
 PIECE = 64 << 10
 """Bytes that are looked at without giving other threads a turn."""
 
@@ -59,7 +61,7 @@ def make_decoders() -> None:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """A body. Unknown fields pass; others must have their types.
+    """A body whose `nesting` is right. Unknown fields pass; others must have their types.
 
     Raises:
         RequestError: 400, with the path of what is wrong.
@@ -67,8 +69,6 @@ def decoded(body: bytes, kind: type[T]) -> T:
     if not body:
         raise RequestError(400, "the body is empty", "send JSON")
     decoder = _decoder(kind)
-    if nesting(body) > MOST_NESTED:
-        raise RequestError(400, f"the body is nested more than {MOST_NESTED} levels deep")
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -104,23 +104,37 @@ async def received(front: Front, request: Request, kind: type[T]) -> T:
     """
     record, parts = request.scope["state"]["record"], list[bytes]()
     async for part in request.stream():
-        front.work.bodies.take(record.client, len(part))
+        front.work.keep(record, len(part))
         record.n_body += len(part)
         parts.append(part)
     body = b"".join(parts)
     parts.clear()
+    found = await front.for_body(nesting, body)
+    front.work.keep(record, found.n_bytes)
     return await front.for_body(decoded, body, kind)
 
 
-def nesting(body: bytes) -> int:
-    """The levels of objects and lists in JSON, strings left out: as far as they are counted, which
-    ends at one more than `MOST_NESTED`.
+class Nesting(NamedTuple):
+    """What there is in a text of JSON.
+
+    Attributes:
+        levels: of objects and lists, strings left out.
+        n_bytes: that its values take in memory, about, besides those of the text.
+    """
+
+    levels: int
+    n_bytes: int
+
+
+def nesting(body: bytes) -> Nesting:
+    """What there is in a text of JSON, whether it is right or not.
 
     JSON is looked at in pieces, so that other threads go on, each byte a fixed number of times:
     escapes go first, and then every quotation mark begins or ends a string.
 
     Raises:
-        RequestError: it has so many values that they take much more time and room than their text.
+        RequestError: it is nested too deeply, or has so many values that they take much more time
+            and room than their text.
     """
     depth = deepest = n_parts = n_items = 0
     within = 0  # a string, at the beginning of the piece
@@ -140,14 +154,23 @@ def nesting(body: bytes) -> int:
             depth += 1 if c in b"{[" else -1
             deepest = max(deepest, depth)
             if deepest > MOST_NESTED:
-                return deepest
+                raise RequestError(400, f"the body is nested more than {MOST_NESTED} levels deep")
         if n_parts > MOST_PARTS or n_items > MOST_ITEMS:
             raise RequestError(
                 400,
                 f"the body has more than {MOST_PARTS:,} objects, lists and strings, or "
                 f"{MOST_ITEMS:,} commas between others",
             )
-    return deepest
+    n_bytes = PART_BYTES * n_parts + ITEM_BYTES * n_items + len(body) * (_width(body) - 1)
+    return Nesting(deepest, n_bytes)
 
 
+def _width(body: bytes) -> int:
+    """Bytes that a character of a string takes: as many as the widest of the string."""
+    if _WIDEST.search(body):
+        return 4
+    return 1 if body.isascii() and b"\\u" not in body else 2
+
+
+_WIDEST = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
 _OTHERS = bytes(c for c in range(256) if c not in b"{}[]")

@@ -56,7 +56,7 @@ class Recorder:
             current.reset(token)
             for end in record.at_end:
                 end()
-            self._front.work.bodies.give_back(record.client, record.n_body)
+            self._front.work.give_back(record)
             record.status = record.status or LOST
             if self._front.metrics is not None:
                 self._front.metrics.answered(record)

@@ -21,6 +21,7 @@ class RequestRecord:
         address: the client's.
         key: the number of its API key; 0 for none.
         n_body: bytes of its body.
+        n_kept: bytes of memory that it is taken to need.
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
@@ -33,6 +34,7 @@ class RequestRecord:
     address: str = ""
     key: int = 0
     n_body: int = 0
+    n_kept: int = 0
     status: int = 0
     n_prompt: int = 0
     n_cached: int = 0

@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from localkv.errors import byte_size
 from localkv.server.failures import RequestError
+from localkv.server.request_record import RequestRecord
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
 
-LARGE = 32 << 10
-"""Bytes of a body from which on the work on it is long work, and none is done on the loop."""
+SMALL, LARGE = 32 << 10, 128 << 10
+"""Bytes of a body that is read on the loop at most, and of one the work on which is quick work."""
 
 QUICK_SECONDS = 0.25
 """What a template or a grammar may take before it counts as long work, and begins again there."""
@@ -31,11 +32,12 @@ QUICK_SECONDS = 0.25
 LONG_SECONDS = 10.0
 """What all templates and grammars of a request may take."""
 
-NICE = 10
+NICE = 5
 """How far processes that do long work stand back."""
 
-MOST_BODIES, MOST_OF_CLIENT = 64 << 20, 32 << 20
-"""Bytes of the bodies of all requests that are not answered, and of those of one client."""
+MOST_BODIES, MOST_OF_CLIENT = 128 << 20, 64 << 20
+"""Bytes that all requests take that are not answered, and those of one client: their bodies, and
+what these become."""
 
 TRIM_SECONDS = 1.0
 """How often memory that is free is given back to the system at most."""
@@ -131,7 +133,7 @@ class Work:
     """All work of a server that is not done on the event loop."""
 
     def __init__(self) -> None:
-        self.quick = Pool(2, most_of_client=2, most_waiting=1024, pace=Pace(seconds=QUICK_SECONDS))
+        self.quick = Pool(3, most_of_client=2, most_waiting=1024, pace=Pace(seconds=QUICK_SECONDS))
         self.long = Pool(2, most_of_client=1, most_waiting=32, pace=Pace(LONG_SECONDS, NICE))
         self.bodies = Bodies()
         self._trimmed = 0.0
@@ -156,6 +158,19 @@ class Work:
         finally:
             self._trim()
 
+    def keep(self, record: RequestRecord, n_bytes: int) -> None:
+        """A request needs more memory, until it is answered.
+
+        Raises:
+            RequestError: there is none.
+        """
+        self.bodies.take(record.client, n_bytes)
+        record.n_kept += n_bytes
+
+    def give_back(self, record: RequestRecord) -> None:
+        """A request is answered."""
+        self.bodies.give_back(record.client, record.n_kept)
+
     def _trim(self) -> None:
         now = time.monotonic()
         if now - self._trimmed > TRIM_SECONDS:
@@ -164,7 +179,7 @@ class Work:
 
 
 class Bodies:
-    """The bytes of all bodies that are kept, which are bounded."""
+    """The bytes that requests take until they are answered, which are bounded."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
@@ -194,7 +209,7 @@ class Bodies:
 def _full(status: int, whose: str, most: int) -> RequestError:
     return RequestError(
         status,
-        f"the open requests of {whose} have {byte_size(most)}, and no more is possible",
+        f"the open requests of {whose} take {byte_size(most)}, and no more is possible",
         "ask again later",
         headers={"retry-after": "1"},
     )

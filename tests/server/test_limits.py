@@ -171,7 +171,8 @@ def test_limits_hold_wherever_a_field_is(server: RunningServer, path: str):
         inside, outside = around_limit(place.kind)
         for value in outside[:1]:
             status, text = _posted(server, path, place.body(value))
-            assert (status, place.path in text) == (400, True), (place.path, status, text)
+            is_named = place.path in text or "the body has more than" in text
+            assert (status, is_named) == (400, True), (place.path, status, text)
         for value in inside:
             if len(str(value)) > 10_000 or place.name in ("n", "n_cmpl", "best_of"):
                 continue

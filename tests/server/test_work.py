@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from localkv.server import json_body, work
-from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError
-from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_PARTS, decoded, nesting
+from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_PARTS, Nesting, nesting
 from localkv.server.request_record import RequestRecord, current
-from localkv.server.work import LARGE, LONG_SECONDS, NICE, QUICK_SECONDS, Bodies, Pool, Work
+from localkv.server.work import LONG_SECONDS, NICE, QUICK_SECONDS, SMALL, Bodies, Pool, Work
 from localkv.system.limited_process import OverTimeError, Pace, _turn
 from support.front import front_of, said, served
 
@@ -141,10 +140,10 @@ async def test_bodies_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"content":"' + b'\\"' * LARGE,
-        b'{"model":5,"content":"' + b"a" * LARGE + b'"}',
-        b"[" * LARGE * 2,
-        b'{"model":5,"content":[' + b"[]," * LARGE + b"[]]}",
+        b'{"content":"' + b'\\"' * SMALL,
+        b'{"model":5,"content":"' + b"a" * SMALL + b'"}',
+        b"[" * SMALL * 2,
+        b'{"model":5,"content":[' + b"[]," * SMALL + b"[]]}",
     ],
 )
 async def test_a_large_body_is_never_read_on_the_loop(
@@ -152,7 +151,7 @@ async def test_a_large_body_is_never_read_on_the_loop(
 ) -> None:
     threads = set[int]()
 
-    def noted(body: bytes) -> int:
+    def noted(body: bytes) -> Nesting:
         threads.add(threading.get_ident())
         return nesting(body)
 
@@ -205,7 +204,7 @@ def test_nesting_is_the_same_in_pieces(
     monkeypatch: pytest.MonkeyPatch, piece: int, text: bytes, levels: int
 ) -> None:
     monkeypatch.setattr(json_body, "PIECE", piece)
-    assert nesting(text) == levels
+    assert nesting(text).levels == levels
 
 
 @pytest.mark.parametrize(
@@ -219,15 +218,31 @@ def test_nesting_is_the_same_in_pieces(
 )
 def test_too_much_of_anything_is_refused(body: bytes, says: str) -> None:
     with pytest.raises(RequestError, match=says) as refused:
-        decoded(body, ChatBody)
+        nesting(body)
     assert refused.value.status == 400
 
 
 async def test_work_for_a_large_body_is_done_in_a_thread() -> None:
     front = front_of()
-    for n_bytes, is_here in ((10, True), (LARGE + 1, False)):
+    for n_bytes, is_here in ((10, True), (SMALL + 1, False)):
         record = RequestRecord("x", "POST", "/", n_body=n_bytes)
         token = current.set(record)
         found = await front.for_body(threading.get_ident)
         current.reset(token)
         assert (found == threading.get_ident()) == is_here
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (b'{"a": "' + b"a" * 1000 + b'"}', 0),
+        (b"[" + b"1," * 1000 + b"1]", 32_000),
+        (b"[" + b"[]," * 1000 + b"[]]", 56_000),
+        ('{"a": "é' + "a" * 1000 + '"}', 1000),
+        ('{"a": "\U0001f600' + "a" * 1000 + '"}', 3000),
+        (b'{"a": "\\ud83d\\ude00' + b"a" * 1000 + b'"}', 3000),
+    ],
+)
+def test_values_that_take_more_than_their_text_count_as_much(body: Any, least: int) -> None:
+    text = body.encode() if isinstance(body, str) else body
+    assert least <= nesting(text).n_bytes < 3 * least + 500
