@@ -105,6 +105,23 @@ def test_the_last_breaker_is_the_same_from_token_to_token(history: list[int], la
         assert stepwise.since_breaker(last_n) == at_once.since_breaker(last_n)
 
 
+def test_a_breaker_that_never_comes_is_looked_for_at_the_end_of_the_text_only() -> None:
+    asked = list[int]()
+
+    def tails_of(token: int) -> Tails:
+        asked.append(token)
+        return frozenset({(token + 1,) * 20})
+
+    state = SamplerState(1, n_ctx=9999, windows=[-1], tails_of=tails_of)
+    for n in range(5000):
+        state.accept(n % 3)
+    assert state.since_breaker(-1) == 5000
+    asked.clear()
+    state.accept(0)
+    assert state.since_breaker(-1) == 5001
+    assert len(asked) <= 21
+
+
 @examples
 @given(st.lists(st.integers(0, 1), min_size=2, max_size=99), st.integers(0, 99))
 def test_runs_of_any_length(history: list[int], most: int) -> None:

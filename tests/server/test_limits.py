@@ -23,6 +23,7 @@ from localkv.server.engine_client import EngineClient
 from localkv.server.failures import RequestError
 from localkv.server.front import with_seed
 from localkv.server.json_body import decoded
+from localkv.server.openapi import described
 from localkv.server.recorder import Recorder
 from localkv.server.wire import Facts, Submit
 from support.attack.odd_fields import BODIES, odd_requests
@@ -153,6 +154,12 @@ def test_what_is_just_inside_is_taken(path: str):
     for place in places(inspect.type_info(KINDS[path])):
         for value in around_limit(place.kind)[0]:
             decoded(json.dumps(place.body(value)).encode(), KINDS[path])
+
+
+def test_the_api_description_has_the_ranges():
+    schemas = json.dumps(described(ENDPOINTS, "tales")["components"]["schemas"])
+    assert f'"minimum": 0, "maximum": {limits.MOST_LOGPROBS}' in schemas
+    assert '"maxItems": 16' in schemas
 
 
 def _posted(server: RunningServer, path: str, fields: dict[str, Any]) -> tuple[int, str]:
