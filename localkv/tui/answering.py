@@ -161,6 +161,7 @@ class Answering(EngineScreen):
         else:
             await self._discard(answer)
             await self.offer_answer()
+            self.count_tokens()  # a server does not tell them of an answer that never began
         speed = self.query_one(Speed)
         speed.draw(stats.decode_per_second)
         speed.show_guesses(stats.drafted_tokens, stats.accepted_tokens)

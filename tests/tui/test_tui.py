@@ -371,6 +371,16 @@ def test_the_seconds_left_of_a_prompt_are_those_of_its_rate() -> None:
     assert reading.in_words().endswith("7:00 min left")
 
 
+async def test_a_prompt_that_was_not_read_to_its_end_is_counted() -> None:
+    pause = Wait()
+    async with user(FakeEngine([PromptProgress(2048, 6000), pause])) as me:
+        await me.send("A long text")
+        await me.until(lambda: me.chat.meter.n_tokens == 2048)
+        await me.press("escape")
+        await me.until(lambda: me.chat.meter.n_tokens == 5)
+        assert me.texts == ["A long text"]
+
+
 async def test_ctrl_d_asks_like_ctrl_q_where_messages_wait() -> None:
     pause = Wait()
     async with user(FakeEngine(["One", pause])) as me:
