@@ -300,6 +300,7 @@ def test_numbers_that_no_type_holds(server: RunningServer, fields: bytes, number
         {"logit_bias": [[token, False] for token in range(1024)]},
         {"temperature": 5e-324},
         {"logit_bias": [[5, 1e308]]},
+        {"n": 3, "logit_bias": [[5000, 1]]},
         {"repeat_penalty": 0},
     ],
     ids=lambda fields: next(iter(fields)),
