@@ -75,7 +75,7 @@ class Models:
         arguments = options.arguments
         if had.n_ctx is None or arguments.get("n_ctx") is not None or arguments.get("kv_budget"):
             return None
-        n_trained = model_spec(open_gguf(options.model)).n_ctx_train
+        n_trained = checked_spec(open_gguf(options.model)).n_ctx_train
         n_ctx = had.n_ctx
         if Path(had.model).name != Path(options.model).name:
             n_ctx = min(n_ctx, n_trained)
