@@ -30,7 +30,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from localkv.chat.engine import EngineOptions
-from localkv.errors import counted
+from localkv.errors import UsageError, counted
 from localkv.server.app import application
 from localkv.server.cluster.prefix_directory import (
     PrefixDirectory,
@@ -224,7 +224,7 @@ class Places(msgspec.Struct):
     Attributes:
         running: those that answer.
         waiting: those that no machine has room for yet.
-        problem: why some wait, and what would work; empty if they only begin.
+        problem: why some wait, and what would work, or why none can begin; empty if there is none.
     """
 
     running: int = 0
@@ -236,16 +236,18 @@ def _places(app: str, of_each: Resources) -> Places:
     """As Ray sees it now."""
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
-    replicas = deployments.get(ENGINES, {}).get("replicas", [])
+    engines = deployments.get(ENGINES, {"replicas": [], "message": ""})
     running, starting, stopping = (
-        [one for one in replicas if one["state"] == state]
+        [one for one in engines["replicas"] if one["state"] == state]
         for state in ("RUNNING", "STARTING", "STOPPING")
     )
-    waiting = sum(not one.get("node_id") for one in starting)
-    if stopping or not waiting:  # those that end make room
-        return Places(len(running))
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return Places(len(running), waiting, lacking(of_each, len(running) + len(starting), nodes))
+    waiting, problem = sum(not one.get("node_id") for one in starting), ""
+    if waiting and not stopping:  # those that end make room
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        problem = lacking(of_each, len(running) + len(starting), nodes)
+    if not running and not problem and "Error: " in engines["message"]:
+        problem = f"engines can't start: {engines['message'].strip().rpartition('Error: ')[2]}"
+    return Places(len(running), 0 if stopping else waiting, problem)
 
 
 @serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
@@ -295,7 +297,7 @@ class Gate:
             problem = self._places.problem
             raise RequestError(
                 503,
-                "no engine is there yet" + (f": {problem}" if problem else ", it is started"),
+                f"no engine is there: {problem or 'they are started'}",
                 headers={"retry-after": "5"},
             )
 
@@ -384,15 +386,20 @@ def build(arguments: dict[str, str]) -> serve.Application:
         arguments: "model", a file that all nodes have; "replicas", a number, or "most_replicas",
             with which Ray starts as many as there is work for; "cpus" and "gpus" of each; "name";
             all others are arguments of `LLM`.
+
+    Raises:
+        UsageError: there is no model, or a number makes no sense.
     """
     known = dict(arguments)
+    if "model" not in known:
+        raise UsageError("no model is named", hint="model=FILE, which all machines have")
     model = known.pop("model")
     name = known.pop("name", Path(model).stem)
     most = known.pop("most_replicas", None)
-    replicas = int(known.pop("replicas", "1"))
+    replicas = _count(known.pop("replicas", "1"), "replicas", least=1)
     resources = {
-        "num_cpus": float(known.pop("cpus", "1")),
-        "num_gpus": float(known.pop("gpus", "0")),
+        f"num_{name}": _amount(known.pop(name, usual), name)
+        for name, usual in (("cpus", "1"), ("gpus", "0"))
     }
     engine_arguments = {key: _value(text) for key, text in known.items()}
     n_parallel = int(engine_arguments.setdefault("n_parallel", 16))
@@ -406,12 +413,30 @@ def build(arguments: dict[str, str]) -> serve.Application:
         options["num_replicas"] = replicas
     else:
         options["autoscaling_config"] = AutoscalingConfig(
-            min_replicas=replicas, max_replicas=int(most), target_ongoing_requests=n_parallel / 2
+            min_replicas=replicas,
+            max_replicas=_count(most, "most_replicas", least=replicas),
+            target_ongoing_requests=n_parallel / 2,
         )
     engine: Any = Engine
     gate: Any = Gate
     of_each = {name[4:-1].upper(): n for name, n in resources.items() if n}
     return gate.bind(engine.options(**options).bind(settings), of_each)
+
+
+def _count(text: str, name: str, *, least: int) -> int:
+    if not text.isdecimal() or not least <= int(text) < 1 << 16:
+        raise UsageError(f"{name} is {text!r}, expected a whole number from {least} on")
+    return int(text)
+
+
+def _amount(text: str, name: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < 1 << 16:
+        raise UsageError(f"{name} is {text!r}, expected a number from 0 on")
+    return amount
 
 
 def _value(text: str) -> Any:

@@ -191,6 +191,34 @@ def test_what_is_lacking():
     assert "replicas=1 or another machine" in lacking({"CPU": 3.0}, 2, [*one, {"CPU": 5.0}])
 
 
+def test_why_no_engine_can_start_is_said(machine: str):
+    with command(machine, "localkv.server.cluster.ray_app:build", "model=/no/model.gguf"):
+        found = until(lambda: "no such file" in str(answer := refusal(machine, "/x")) and answer)
+        message = found[1]["error"]["message"]
+        assert message == "no engine is there: engines can't start: /no/model.gguf: no such file"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "no model is named"),
+        *(
+            ({"model": "x", name: value}, f"{name} is {value!r}, expected a ")
+            for name, value in [
+                *(("replicas", "0"), ("replicas", "two"), ("replicas", "1.5"), ("cpus", "-1")),
+                *(("cpus", "nan"), ("gpus", "x"), ("most_replicas", "0"), ("cpus", "1e9")),
+            ]
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, str], says: str):
+    from localkv.errors import UsageError
+    from localkv.server.cluster.ray_app import build
+
+    with pytest.raises(UsageError, match=says):
+        build(arguments)
+
+
 @pytest.fixture(scope="module")
 def cluster(machine: str) -> str:
     from ray import serve
