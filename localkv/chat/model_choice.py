@@ -31,7 +31,6 @@ from localkv.loader.hub.reference import HubReference, parse_reference
 from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.local_models import LocalModel, local_models
 from localkv.loader.model_header import ModelHeader
-from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.budgeted import Budgeted
