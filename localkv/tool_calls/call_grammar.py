@@ -68,6 +68,12 @@ def _grammar(rules: CallRules, tools: Tools, term: Term, answer: Grammar | None)
     if tools.choice == "auto":
         if answer is None:
             if not rules.mark or rules.before:
+                tools.warnings += [
+                    f"strict of the tool {tool.name!r} has no effect unless a call is required: "
+                    "this model's calls have no mark of their own"
+                    for tool in tools
+                    if tool.strict
+                ]
                 return None
             return replace(Grammar.lark(_lark(rules.one, rules), _WHAT), after=rules.mark)
         if rules.before:

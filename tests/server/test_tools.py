@@ -176,6 +176,18 @@ def test_what_can_not_be_called_is_refused(
     assert says in answer["error"]["message"]
 
 
+def test_a_strict_tool_without_a_grammar_is_refused_in_each_dialect(tooled: RunningServer):
+    odd = {"properties": {"n": {"not": {"const": 3}}}}
+    for path, asked, tool in (
+        ("/v1/messages", ASK, {"name": "odd", "input_schema": odd}),
+        ("/v1/responses", {"input": "a"}, {"type": "function", "name": "odd", "parameters": odd}),
+    ):
+        body = {"model": "tales", **asked, "tools": [{**tool, "strict": True}]}
+        status, answer = tooled.post(path, body)
+        assert status == 400
+        assert "the tool 'odd' can't be used: no grammar for not" in answer["error"]["message"]
+
+
 def test_an_odd_tool_is_named_and_others_keep_to_their_schemas(tooled: RunningServer):
     odd = {"name": "odd", "parameters": {"properties": {"n": {"not": {"const": 3}}}}}
     tools = [TOOL, {"type": "function", "function": odd}]

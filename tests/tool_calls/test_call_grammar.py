@@ -287,6 +287,15 @@ def test_arguments_are_an_object_whatever_a_schema_says(
     assert tools.warnings[0].startswith("the schema of the tool 'odd' can't be used")
 
 
+def test_strict_calls_that_can_not_be_kept_to_are_named() -> None:
+    for family in (LLAMA3, GENERIC, HARMONY, HERMES):
+        tools = Tools([{**LOOK, "strict": True}, STOP])
+        is_kept = call_grammar(family, tools, VOCABULARY) is not None
+        assert ["strict of the tool 'look'" in line for line in tools.warnings] == [True] * (
+            not is_kept
+        )
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", "none"])
 def test_a_strict_tool_without_a_grammar_is_refused_by_name(choice: str) -> None:
     tools = Tools([LOOK, {**ODD, "strict": True}], choice)

@@ -55,6 +55,7 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: limits.Object | None = None
     type: limits.Word | None = None
+    strict: bool | None = None
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -156,6 +157,7 @@ def _tool(tool: Tool, where: str) -> dict[str, Any]:
         "name": tool.name,
         "description": tool.description or "",
         "parameters": tool.input_schema,
+        **({"strict": True} if tool.strict else {}),
     }
     return {"type": "function", "function": function}
 
