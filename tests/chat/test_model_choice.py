@@ -135,8 +135,8 @@ def test_the_context_that_a_session_had(
     chosen: dict[str, object],
     taken: dict[str, object] | None,
 ) -> None:
-    trained = replace(model_choice.model_spec(model_choice.open_gguf(TALES)), n_ctx_train=16384)
-    monkeypatch.setattr(model_choice, "model_spec", lambda header: trained)
+    trained = replace(model_choice.checked_spec(model_choice.open_gguf(TALES)), n_ctx_train=16384)
+    monkeypatch.setattr(model_choice, "checked_spec", lambda header: trained)
     options = EngineOptions(str(TALES), {"n_threads": 3, **chosen})
     found = Models().with_context(options, had, names_types=False)
     wanted = None if taken is None else {"n_threads": 3, **chosen, **taken}
