@@ -105,6 +105,21 @@ def test_a_message_is_edited(page: Page):
     page.get_by_role("button", name="Edit").click()
     expect(page.get_by_label("Message", exact=True)).to_have_value("Hello")
     expect(page.locator(".message")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".message")).to_have_count(2)
+
+
+def test_a_conversation_that_is_deleted_while_it_is_answered_is_gone(page: Page):
+    settle(page, max_tokens=2000, temperature=2)
+    page.get_by_label("Message", exact=True).fill("Tell me all")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant .text")).not_to_be_empty()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.locator("#conversations .open")).to_have_count(0)
+    expect(page.locator("#send")).to_be_visible()
+    page.reload()
+    expect(page.locator("#model")).not_to_have_text("…")
+    expect(page.locator("#conversations .open")).to_have_count(0)
 
 
 def test_markdown_is_drawn_and_never_run(page: Page):

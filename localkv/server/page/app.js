@@ -133,8 +133,10 @@ function showList() {
       const open = button(one.title || "New conversation", () => select(one));
       open.className = "open";
       const remove = button("×", async () => {
+        const isOpen = one.id === current.id;
+        if (isOpen) await stop(); // or the answer would be kept after that
         await store.remove(one.id);
-        if (one.id === current.id) start();
+        if (isOpen) await start();
         await refresh();
       });
       remove.className = "delete";
@@ -177,8 +179,7 @@ const start = () => select(store.fresh());
 async function edit(index) {
   await stop();
   text.value = shown(current.messages[index]).content;
-  current.messages.length = index;
-  keep();
+  current.messages.length = index; // what is stored stays until the message is sent
   show();
   grow();
   text.focus();
