@@ -18,10 +18,14 @@ from localkv.structured.schema import styled
 from localkv.system.limited_child import run
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLParserLimits, LLTokenizer
 
 MAX_MEMORY = 512 << 20
 """Bytes of address space: 60 MiB are Python and llguidance."""
+
+ROW_ITEMS, STEP_ITEMS = 1_000, 5_000
+"""Items of a parser after one byte, and those of one token together, which take some milliseconds.
+Five hundred tools make five hundred; a rule that can be read in many ways, some for each byte."""
 
 MAX_STACK = 4 << 20
 """Bytes of stack that compiling may take."""
@@ -29,6 +33,15 @@ MAX_STACK = 4 << 20
 _TOKEN_ID = re.compile(r"<\[([\d, -]*)\]>")
 _TOKEN_NAME = re.compile(r"<[^<>\s\[\]\"]+>")
 _MOST_NAMES = 1000
+
+
+def parser_limits() -> LLParserLimits:
+    """What a grammar may take at each token, here and in a model's process."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=ROW_ITEMS, step_max_items=STEP_ITEMS, verbose_errors=False
+    )
 
 
 def answer(request: tuple[str, tuple[str, ...], str]) -> dict[str, Any]:
@@ -120,7 +133,7 @@ def _check(source: str, what: str) -> None:
     Raises:
         UsageError: llguidance refuses it, or no token can be the first.
     """
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(source)
     if is_error:
@@ -129,8 +142,7 @@ def _check(source: str, what: str) -> None:
     tokens = _tokens([*names, "<some token>"])
     some = 257 + len(names)
     small = _TOKEN_ID.sub(f"<[{some}]>", source)
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokens, small, log_level=0, limits=limits)
+    matcher = LLMatcher(tokens, small, log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise refusal(what, matcher.get_error())
     first = matcher.compute_bitmask()

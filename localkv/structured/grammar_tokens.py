@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from localkv.errors import UsageError
 from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_child import MAX_STACK
+from localkv.structured.grammar_child import MAX_STACK, parser_limits
 from localkv.structured.refusals import refusal
 
 if TYPE_CHECKING:
@@ -107,10 +107,9 @@ class GrammarTokens:
 
 
 def _matcher(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokens, grammar.source, log_level=0, limits=limits)
+    matcher = LLMatcher(tokens, grammar.source, log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise refusal(grammar.what, matcher.get_error())
     return matcher

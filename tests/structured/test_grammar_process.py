@@ -6,12 +6,15 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from localkv.errors import UsageError
+from localkv.errors import LocalKVError, UsageError
 from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured import grammar_process
 from localkv.structured.constraint import Constraint
@@ -154,3 +157,52 @@ def test_all_grammars_of_a_turn_have_a_bound_together() -> None:
     with at_pace(Pace(0.3)), pytest.raises(OverTimeError, match=r"more than 0\.3 s"):
         many()
     assert time.monotonic() - started < 5
+
+
+def test_what_takes_ever_more_at_each_token_ends() -> None:
+    """A text that can be read in many ways has an item for each place where a part may begin."""
+    tokens = GrammarTokens(load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf"))
+    grammar = Grammar.gbnf('root ::= root root root | root root | "a" | ""')
+    constraint = Constraint(tokens, grammar, n_logits=tokens.vocabulary.n_vocab)
+    (token,) = tokens.vocabulary.encode_within("a")
+
+    def go_on() -> None:
+        for _ in range(1000):
+            constraint.accept(token)
+
+    with pytest.raises(LocalKVError, match="can't be followed any further"):
+        go_on()
+
+
+def test_what_takes_too_much_at_the_first_token_is_refused() -> None:
+    many = "".join(f'r{i} ::= "a" r{(i * 7 + 1) % 1500}? "b"?\n' for i in range(1500))
+    with pytest.raises(UsageError, match="items"):
+        Grammar.gbnf("root ::= (" + "|".join(f"r{i}" for i in range(1500)) + ")*\n" + many)
+
+
+def test_five_hundred_tools_are_not_too_many() -> None:
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": f"tool_{i}"}, "arguments": {"type": "object"}},
+            "required": ["name", "arguments"],
+        }
+        for i in range(512)
+    ]
+    assert Grammar.json_schema({"anyOf": calls}).source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--json-schema-file", "--grammar-file"])
+def test_the_command_line_says_so_in_one_line(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "chain"
+    file.write_text(chain("array", 3000) if "schema" in option else rules(2000))
+    command = [sys.executable, "-m", "localkv", "complete", "-p", "a", option, str(file), "-n", "1"]
+    done = subprocess.run(
+        [*command, "-m", str(ROOT / "models/tales-4M-Q8_0.gguf")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    error, hint = done.stderr.strip().splitlines()[-2:]
+    assert error.startswith("error: the ")
+    assert "too deeply" in error
+    assert hint.startswith("hint: ")
