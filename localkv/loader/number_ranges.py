@@ -99,6 +99,7 @@ OF_MODELS = {
     "expert_shared_feed_forward_length": _COUNT,
     "rope.dimension_count": Range(2, 1 << 16),
     "rope.dimension_count_swa": Range(2, 1 << 16),
+    "rope.dimension_sections": Range(0, 1 << 16),
     "rope.freq_base": Range(1.001, 1e15),
     "rope.freq_base_swa": Range(1.001, 1e15),
     "rope.scaling.alpha": Range(1e-3, 1e6, or_zero=True),
