@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import string
-from collections.abc import Mapping, Sequence
-
-from localkv.loader.chat_template import ChatTemplate
+from collections.abc import Callable, Mapping, Sequence
 
 _LETTERS = string.digits + string.ascii_letters
-_NINE = re.compile(r"length\s*(?:!=|==)\s*9")
-"""In Mistral's templates, which refuse ids of another length."""
 
 Message = Mapping[str, object]
 
 
-def with_ids(template: ChatTemplate, messages: Sequence[Message]) -> list[Message]:
-    """The messages with an id for every call, and for every result that of its call.
+def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> list[Message]:
+    """The messages with an id for every call, and for every result that of its call, and its name.
 
-    Ids that are null, or that this template refuses, are replaced; a result without one belongs to
-    the first call that has none yet.
+    Ids that are null, or that the template refuses, are replaced; a result without one belongs to
+    the first call that has none yet. APIs' results don't say whose they are but by the id, and some
+    templates write the name.
+
+    Args:
+        is_taken: whether the template takes an id of this length and these characters.
     """
-    if not any(_has_null(message) for message in messages) and not _NINE.search(template.source):
-        return list(messages)
-    wants_nine = _NINE.search(template.source) is not None
-    shaped, open_ids, n_calls = list[Message](), list[str](), 0
+    has_null = any(_has_null(message) for message in messages)
+    shaped, open_ids, names, n_calls = list[Message](), list[str](), dict[str, object](), 0
+
+    def id_of(given: object, number: int) -> str:
+        if not isinstance(given, str) or not given:
+            return f"call{number:05d}"
+        return given if is_taken(given) else _nine_of(given)
+
     for message in messages:
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             named = []
             for call in calls:
-                id = _id(call.get("id"), n_calls, nine=wants_nine)
-                named.append({**call, "id": id})
-                open_ids.append(id)
+                if has_null or "id" in call:
+                    call = {**call, "id": id_of(call.get("id"), n_calls)}
+                    open_ids.append(call["id"])
+                    names[call["id"]] = call.get("function", call).get("name")
+                named.append(call)
                 n_calls += 1
             message = {**message, "tool_calls": named}
-        elif message.get("role") == "tool":
+        elif message.get("role") == "tool" and (has_null or "tool_call_id" in message):
             given = message.get("tool_call_id")
             is_next = given is None and bool(open_ids)
-            id = open_ids[0] if is_next else _id(given, n_calls, nine=wants_nine)
+            id = open_ids[0] if is_next else id_of(given, n_calls)
             if id in open_ids:
                 open_ids.remove(id)
             message = {**message, "tool_call_id": id}
+            if not message.get("name") and isinstance(names.get(id), str):
+                message["name"] = names[id]
         shaped.append(message)
     return shaped
 
@@ -55,11 +62,7 @@ def _has_null(message: Message) -> bool:
     )
 
 
-def _id(given: object, number: int, *, nine: bool) -> str:
-    """The id that a template gets: the given one, if it takes that."""
-    if not isinstance(given, str) or not given:
-        return f"call{number:05d}"
-    if not nine or (len(given) == 9 and given.isalnum()):
-        return given
-    digest = hashlib.sha256(given.encode(errors="replace")).digest()
+def _nine_of(id: str) -> str:
+    """Nine letters and digits, as Mistral's templates want ids, that stand for an id."""
+    digest = hashlib.sha256(id.encode(errors="replace")).digest()
     return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:9])

@@ -46,7 +46,7 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
         UsageError: a message is not one, or has a part that is not text.
     """
     shaped = [_message(template, message, f"messages[{i}]") for i, message in enumerate(messages)]
-    return with_ids(template, shaped)
+    return with_ids(shaped, lambda id: _takes_id(template, _like(id)))
 
 
 def checked_tools(tools: Sequence[Message] | None) -> list[Message] | None:
@@ -64,6 +64,53 @@ def checked_tools(tools: Sequence[Message] | None) -> list[Message] | None:
     return list(tools) if tools else None
 
 
+def tools_for(template: ChatTemplate, tools: Sequence[Message] | None) -> list[Message] | None:
+    """Descriptions of tools as this template takes them; None instead of an empty list.
+
+    A function that is described without the object about it is put into one. Fields that are null
+    are left out, and where the template fails without a description, parameters or properties,
+    there are empty ones.
+
+    Raises:
+        UsageError: one is not a JSON schema.
+    """
+    checked = checked_tools(tools)
+    return None if checked is None else [_tool(template, tool) for tool in checked]
+
+
+def _tool(template: ChatTemplate, tool: Message) -> Message:
+    """A description of a tool as this template takes it."""
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return tool
+    said = {name: value for name, value in function.items() if value is not None}
+    if function is tool:
+        said.pop("type", None)
+        if "input_schema" in said:  # Anthropic's name
+            said.setdefault("parameters", said.pop("input_schema"))
+        tool = {"type": "function"}
+    if not _takes_bare_tools(template):
+        parameters = said.get("parameters", {})
+        if isinstance(parameters, Mapping):
+            parameters = {"type": "object", "properties": {}, **parameters}
+        said = {"description": "", **said, "parameters": parameters}
+    return {**tool, "function": said}
+
+
+@lru_cache(maxsize=16)
+def _takes_bare_tools(template: ChatTemplate) -> bool:
+    """Whether the template shows a tool of which there is no more than the name, and parameters
+    without properties."""
+    described: tuple[Message, ...] = ({}, {"description": "a", "parameters": {"type": "object"}})
+    for fields in described:
+        tool = {"type": "function", "function": {"name": _WORD, **fields}}
+        try:
+            template.render([{"role": "user", "content": "a"}], tools=[tool])
+        except ChatTemplateError:
+            return False
+    return True
+
+
 def _message(template: ChatTemplate, message: Message, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise UsageError(f'{where} is a {type(message).__name__}, not {{"role": ..., ...}}')
@@ -72,6 +119,7 @@ def _message(template: ChatTemplate, message: Message, where: str) -> Message:
         raise UsageError(f"{where} has no role", hint="system, user, assistant, tool, developer")
     if role == "developer" and not template.reads(role):
         role = "system"
+    role, message = _without_functions(role, message)
     shaped = {name: value for name, value in message.items() if _says_something(name, value)}
     shaped["role"] = role
     content = message.get("content")
@@ -79,8 +127,9 @@ def _message(template: ChatTemplate, message: Message, where: str) -> Message:
         content = shaped["content"] = message.get("refusal")
     if isinstance(content, list | tuple):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-        if not _reads_parts(template, role):
-            shaped["content"] = "\n".join(texts)
+        is_read = _reads_parts(template, role)
+        parts = [{"type": "text", "text": text} for text in texts]
+        shaped["content"] = parts if is_read else "\n".join(texts)
     elif not (content is None or isinstance(content, str)):
         raise UsageError(f"{where}.content is a {type(content).__name__}, not text")
     if not content and not isinstance(content, list | tuple):
@@ -92,6 +141,20 @@ def _message(template: ChatTemplate, message: Message, where: str) -> Message:
         shaped = _out_of_tags(shaped)
     reasoning = next((shaped[name] for name in REASONING_FIELDS if shaped.get(name)), None)
     return shaped if reasoning is None else with_reasoning(shaped, reasoning)
+
+
+def _without_functions(role: str, message: Message) -> tuple[str, Message]:
+    """A role and a message with `tool_calls` and the role `tool` instead of what they replaced in
+    OpenAI's API: `function_call`, and the role `function`."""
+    if role == "function":
+        return "tool", {"tool_call_id": None, **message}
+    called = message.get("function_call")
+    if role != "assistant" or not called:
+        return role, message
+    plain = {name: value for name, value in message.items() if name != "function_call"}
+    if plain.get("tool_calls"):
+        return role, plain
+    return role, {**plain, "tool_calls": [{"id": None, "type": "function", "function": called}]}
 
 
 def _says_something(name: object, value: object) -> bool:
@@ -122,7 +185,7 @@ def _part(part: object, where: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind == "refusal":  # OpenAI's answers have it as a text
         text = part.get("refusal")
-    if kind in ("text", "refusal") and isinstance(text, str):
+    if kind in ("text", "refusal", "input_text", "output_text") and isinstance(text, str):
         return text
     what = f"a part of type {kind!r}" if isinstance(kind, str) else "this part"
     raise UsageError(
@@ -137,8 +200,14 @@ def _calls(template: ChatTemplate, calls: object, where: str) -> list[Message]:
     shaped: list[Message] = []
     for number, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, Mapping) else None
+        custom = call.get("custom") if isinstance(call, Mapping) else None
+        if isinstance(custom, Mapping):  # whose input is a text
+            function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+            call = {"id": call.get("id"), "type": "function", "function": function}
         if not isinstance(function, Mapping):
             raise UsageError(f"{where}[{number}] has no function")
+        if not isinstance(function.get("name"), str):
+            raise UsageError(f"{where}[{number}] has no name")
         at = f"{where}[{number}].function.arguments"
         arguments = _arguments(template, function.get("arguments"), at)
         function = {**function, "arguments": arguments}
@@ -249,14 +318,14 @@ def shows_calls(template: ChatTemplate) -> bool:
         return template.reads("tool_calls")
 
 
-def _probed(template: ChatTemplate, answer: Message) -> str:
-    """The prompt with an answer of the assistant.
+def _probed(template: ChatTemplate, *answer: Message) -> str:
+    """The prompt with an answer of the assistant, and what follows it.
 
     Raises:
         ChatTemplateError: the template fails, whether there are tools or not.
     """
     schema = {"name": "probe", "description": "", "parameters": {"type": "object"}}
-    messages = [{"role": "user", "content": "a"}, answer]
+    messages = [{"role": "user", "content": "a"}, *answer]
     try:
         return template.render(messages)
     except ChatTemplateError:  # some fail without any
@@ -267,17 +336,53 @@ def _probed(template: ChatTemplate, answer: Message) -> str:
 def _reads_parts(template: ChatTemplate, role: str) -> bool:
     """Whether the template takes the parts of a message of this role and writes their texts."""
     user = {"role": "user", "content": "a"}
-    parts = [{"type": "text", "text": _WORD}]
+    parts = [{"type": "text", "text": word} for word in (_WORD, "localkv-other")]
     probes: dict[str, list[Message]] = {
         "system": [{"role": "system", "content": parts}, user],
         "assistant": [user, {"role": "assistant", "content": parts}],
     }
     try:
-        prompt = template.render(probes.get(role, [{"role": "user", "content": parts}]))
+        if role == "tool":
+            prompt = _probed_result(template, "call00000", parts)
+        else:
+            prompt = template.render(probes.get(role, [{"role": "user", "content": parts}]))
     except ChatTemplateError:
         return False
     # a template that expects text may write the list itself
-    return _WORD in prompt and "'text'" not in prompt and '"text"' not in prompt
+    shown = all(str(part["text"]) in prompt for part in parts)
+    return shown and "'text'" not in prompt and '"text"' not in prompt
+
+
+def _like(id: str) -> str:
+    """An id for probes that is as long as others of its kind."""
+    if len(id) == 9 and id.isalnum():
+        return "call00000"
+    return "c1" if len(id) < 9 else _WORD
+
+
+@lru_cache(maxsize=64)
+def _takes_id(template: ChatTemplate, id: str) -> bool:
+    """Whether the template takes this id of a call: Mistral's want nine letters and digits."""
+    try:
+        _probed_result(template, id, "a")
+    except ChatTemplateError:
+        with suppress(ChatTemplateError):
+            _probed_result(template, "call00000", "a")
+            return False
+    return True
+
+
+def _probed_result(template: ChatTemplate, id: str, content: object) -> str:
+    """The prompt with a call of a tool and its result.
+
+    Raises:
+        ChatTemplateError: the template fails, whether there are tools or not.
+    """
+    function = {"name": "probe", "arguments": "{}"}
+    calls = _calls(template, [{"id": id, "type": "function", "function": function}], "tool_calls")
+    answer = {"role": "assistant", "content": _no_content(template, "", True), "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": id, "name": "probe", "content": content}
+    return _probed(template, answer, result)
 
 
 @lru_cache(maxsize=16)

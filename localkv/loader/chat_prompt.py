@@ -11,10 +11,10 @@ from localkv.errors import ChatTemplateError, UsageError
 from localkv.loader.channels import in_channels, writes_channels
 from localkv.loader.chat_messages import (
     Message,
-    checked_tools,
     messages_for,
     shows_calls,
     shows_tools,
+    tools_for,
 )
 from localkv.loader.chat_roles import in_turns
 from localkv.loader.chat_template import (
@@ -113,7 +113,9 @@ def chat_prompt(
         continued = prefill
     elif continue_final_message is True and _is_reasoned_in_channels(template, last.get("content")):
         messages, continued, continue_final_message = messages[:-1], str(last["content"]), False
-    messages, rearranged = in_turns(template, messages_for(template, messages))
+    messages, rearranged = in_turns(
+        template, messages_for(template, messages), has_tools=bool(tools)
+    )
     budget = _checked_budget(reasoning_budget)
     variables = _variables(template, template_kwargs, enable_thinking)
     switch = template.think_switch
@@ -125,7 +127,7 @@ def chat_prompt(
     given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
     used = [name for name, value in given.items() if value]
     warnings = (*rearranged, *without_effect(tokenizer, template, variables, used))
-    variables["tools"] = checked_tools(tools)
+    variables["tools"] = tools_for(template, tools)
     if prefill and not continued:
         messages.append({"role": "assistant", "content": prefill})
         continue_final_message = True

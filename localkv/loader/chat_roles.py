@@ -9,16 +9,19 @@ one, and what the cache has of it is reused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from localkv.errors import ChatTemplateError
-from localkv.loader.chat_messages import Message, messages_for, text_of
+from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.chat_messages import Message, messages_for, shows_calls, text_of
 from localkv.loader.chat_template import ChatTemplate
 
 SYSTEM = ("system", "developer")
 """Roles of whoever runs the application."""
+
+_ROLES = (*SYSTEM, "user", "assistant", "tool")
 
 CALL = "call"
 """In the roles of a probe: the assistant calls a tool, and says nothing."""
@@ -29,25 +32,32 @@ _GAP = "\n\n"
 
 
 def in_turns(
-    template: ChatTemplate, messages: Sequence[Message]
+    template: ChatTemplate, messages: Sequence[Message], *, has_tools: bool = False
 ) -> tuple[list[Message], tuple[str, ...]]:
     """Messages in an order of roles that this template takes.
 
     Args:
         messages: as `messages_for` makes them.
+        has_tools: the template is given tools with them.
 
     Returns:
         the messages, and one line for each way in which they were changed.
+
+    Raises:
+        UsageError: a message has a role of which the template shows nothing.
     """
-    if not _takes(template, ("user",)):
+    if not _takes(template, ("user",), has_tools):
         return list(messages), ()  # nothing is known of it
-    arranged = _Arranged(template)
+    arranged = _Arranged(template, has_tools)
+    arranged.check_roles(messages)
     n_first = next((i for i, m in enumerate(messages) if m["role"] not in SYSTEM), len(messages))
-    lead = arranged.first_system(messages[:n_first])
+    lead = arranged.first_system(messages[:n_first], messages[n_first:])
     turns = arranged.without_late_systems(messages[n_first:])
+    turns = arranged.with_calls_shown(turns)
     turns = arranged.without_odd_results(turns)
     turns = arranged.after_the_user(lead, turns)
-    return arranged.merged([*lead, *turns]), tuple(arranged.warnings)
+    turns = arranged.with_texts_shown(arranged.merged([*lead, *turns]))
+    return turns, tuple(arranged.warnings)
 
 
 class _Arranged:
@@ -57,40 +67,60 @@ class _Arranged:
         warnings: a line for each way in which it was changed.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, has_tools: bool) -> None:
         self.warnings = list[str]()
         self._template = template
+        self._has_tools = has_tools
         self._lead: tuple[str, ...] = ()
         self._moved = ""
 
     def _takes(self, *roles: str) -> bool:
         """Whether the template takes turns of these roles after the system message, if any."""
-        return _takes(self._template, (*self._lead, *roles))
+        return _takes(self._template, (*self._lead, *roles), self._has_tools)
 
     def _takes_result(self, *roles: str) -> bool:
         """Whether a tool's result may follow these as such: some templates take any role that they
         do not know for the assistant's."""
-        result = _rendered(self._template, (*self._lead, *roles, "tool"))
-        same = _rendered(self._template, (*self._lead, *roles, "assistant"))
+        result = _rendered(self._template, (*self._lead, *roles, "tool"), self._has_tools)
+        same = _rendered(self._template, (*self._lead, *roles, "assistant"), self._has_tools)
         return result is not None and result != same
 
     def _warn(self, line: str) -> None:
         if line not in self.warnings:
             self.warnings.append(line)
 
-    def first_system(self, systems: Sequence[Message]) -> list[Message]:
+    def check_roles(self, messages: Sequence[Message]) -> None:
+        """Refuse roles that nobody knows.
+
+        Raises:
+            UsageError: a message has one.
+        """
+        for i, message in enumerate(messages):
+            role = str(message["role"])
+            if role not in _ROLES and not self._takes("user", role):
+                raise UsageError(
+                    f"messages[{i}] has the role {role!r:.60}, of which the chat template shows "
+                    "nothing",
+                    hint=f"roles are {', '.join(_ROLES)}",
+                )
+
+    def first_system(self, systems: Sequence[Message], others: Sequence[Message]) -> list[Message]:
         """The system messages at the beginning, or none if the user has to say them."""
         if not systems:
             return []
         roles = tuple(str(message["role"]) for message in systems)
-        if not _takes(self._template, (roles[0], "user")):
+        is_shown = self._takes(roles[0], "user")
+        if any(message.get("tool_calls") for message in others):
+            loop = ("user", CALL, "tool")  # in which Mistral's leave it out
+            is_shown = is_shown and (self._takes(roles[0], *loop) or not self._takes(*loop))
+        if not is_shown:
             self._warn("the chat template takes no system message: the user's first turn has it")
             self._moved = _joined(systems)
             return []
         self._lead = roles[:1]
         if len(systems) == 1:
             return list(systems)
-        if _takes(self._template, (*roles[:3], "user")):
+        if _takes(self._template, (*roles[:3], "user"), self._has_tools):
             return list(systems)
         self._warn("the chat template takes one system message: the others are joined to it")
         return [{**systems[0], "content": _joined(systems)}]
@@ -127,6 +157,65 @@ class _Arranged:
             _said(turns, waiting, None)
         return turns
 
+    def with_calls_shown(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with results in the order of their calls, and with the calls as the template
+        shows them: several at a time, one by one, or as text."""
+        turns = list[Message]()
+        n_taken = 0
+        for i, message in enumerate(messages):
+            calls = _list(message.get("tool_calls"))
+            if i < n_taken or not calls:
+                turns += [message] if i >= n_taken else []
+                continue
+            n_taken = i + 1
+            while n_taken < len(messages) and messages[n_taken]["role"] == "tool":
+                n_taken += 1
+            turns += self._calling(message, calls, messages[i + 1 : n_taken])
+        return turns
+
+    def _calling(
+        self, message: Message, calls: Sequence[object], results: Sequence[Message]
+    ) -> list[Message]:
+        """An answer with calls, and their results."""
+        ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+        ordered = list[tuple[int, Message]]()
+        for number, result in enumerate(results):
+            id = result.get("tool_call_id")
+            is_known = id is not None and id in ids
+            ordered.append((ids.index(id) if is_known else min(number, len(ids) - 1), result))
+        ordered.sort(key=lambda pair: pair[0])
+        if not shows_calls(self._template):
+            self._warn("the chat template shows no calls of tools: the text says them as JSON")
+            said = [text_of(message), *map(_as_json, calls)]
+            plain = {name: value for name, value in message.items() if name != "tool_calls"}
+            plain["content"] = "\n".join(text for text in said if text)
+            return [plain, *(result for _, result in ordered)]
+        if len(calls) == 1 or _shows_several(self._template, self._has_tools):
+            return [message, *(result for _, result in ordered)]
+        self._warn("the chat template shows one call at a time: others come after its result")
+        turns = list[Message]()
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": "assistant", "content": ""}
+            turns.append({**first, "tool_calls": [call]})
+            turns += [result for place, result in ordered if place == number]
+        return turns
+
+    def with_texts_shown(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with texts beside calls as answers of their own, if the template shows them
+        there only."""
+        turns = list[Message]()
+        for message in messages:
+            text = text_of(message) if message.get("tool_calls") else ""
+            if not text or _shows_beside(self._template, self._has_tools):
+                turns.append(message)
+            elif self._takes("user", "assistant", CALL, "tool", "assistant", "user"):
+                turns.append({"role": "assistant", "content": text})
+                turns.append({**message, "content": ""})
+            else:
+                self._warn("the chat template shows no text beside calls: it is left out")
+                turns.append(message)
+        return turns
+
     def without_odd_results(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with results of tools as the user's, if the template takes none there."""
         turns, has_call = list[Message](), False
@@ -151,10 +240,11 @@ class _Arranged:
             return [_pair(first, turns[0]), *turns[1:]] if begins == "user" else [first, *turns]
         if begins == "user" or not (lead or turns):
             return list(turns)
+        asks = ["user"] if any(message["role"] == "user" for message in turns) else []
         if begins == "assistant" and turns[0].get("tool_calls"):
-            taken = self._takes(CALL, "tool", "user")
+            taken = self._takes(CALL, "tool", *asks)
         else:
-            taken = self._takes(begins, "user") if begins else self._takes()
+            taken = self._takes(begins, *asks) if begins else self._takes()
         if taken:
             return list(turns)
         self._warn("the chat template wants the user to begin: an empty turn comes first")
@@ -164,12 +254,18 @@ class _Arranged:
         """The messages with turns of one role as one, if the template wants roles to change."""
         turns = list[Message]()
         for message in messages:
-            before = turns[-1]["role"] if turns else None
-            match before, message["role"]:
+            before = _kind_of(turns[-1]) if turns else None
+            match before, _kind_of(message):
                 case "user", "user":
                     is_taken = self._takes("user", "user")
                 case "assistant", "assistant":
                     is_taken = self._takes("user", "assistant", "assistant", "user")
+                case "assistant", "call":
+                    is_taken = self._takes("user", "assistant", CALL, "tool", "assistant", "user")
+                case "call", "assistant":
+                    is_taken = self._takes("user", CALL, "assistant", "user")
+                case "call", "call":
+                    is_taken = self._takes("user", CALL, CALL, "tool")
                 case "tool", "user":
                     is_taken = self._takes("user", CALL, "tool", "user")
                 case _:
@@ -204,6 +300,22 @@ def _said(turns: list[Message], systems: Sequence[Message], after: Message | Non
     return after or said
 
 
+def _kind_of(message: Message) -> str:
+    """The role of a message, as in probes."""
+    return CALL if message.get("tool_calls") else str(message["role"])
+
+
+def _as_json(call: object) -> str:
+    """A call as a text."""
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+    named = {"name": function.get("name"), "arguments": arguments}
+    return json.dumps(named, ensure_ascii=False)
+
+
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
@@ -229,22 +341,48 @@ def _joined(messages: Sequence[Message]) -> str:
     return _GAP.join(text for text in map(text_of, messages) if text)
 
 
-def _takes(template: ChatTemplate, roles: tuple[str, ...]) -> bool:
+def _takes(template: ChatTemplate, roles: tuple[str, ...], has_tools: bool) -> bool:
     """Whether the template writes out what messages of these roles say, one after the other."""
-    return _rendered(template, roles) is not None
+    return _rendered(template, roles, has_tools) is not None
 
 
 @lru_cache(maxsize=512)
-def _rendered(template: ChatTemplate, roles: tuple[str, ...]) -> str | None:
+def _rendered(template: ChatTemplate, roles: tuple[str, ...], has_tools: bool) -> str | None:
     """The prompt of messages of these roles; None if it lacks what one of them says, or has it in
     another order: what is put at the beginning later would change all of the prompt."""
     words = [f"localkv-probe-{number}" for number in range(len(roles))]
     messages = [_probe(role, word) for role, word in zip(roles, words, strict=True)]
-    said = [word for role, word in zip(roles, words, strict=True) if role != CALL]
-    for tools in (None, _TOOLS):  # some fail without any
+    has_calls = shows_calls(template)
+    said = [word for role, word in zip(roles, words, strict=True) if role != CALL or has_calls]
+    return _with_words(template, messages, said, has_tools)
+
+
+@lru_cache(maxsize=16)
+def _shows_several(template: ChatTemplate, has_tools: bool) -> bool:
+    """Whether the template writes out several calls of one answer."""
+    calls = [_call(number, f"localkv-call-{number}") for number in range(2)]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    messages = [_probe("user", "a"), answer, _probe("tool", "b")]
+    words = ["localkv-call-0", "localkv-call-1"]
+    return _with_words(template, messages, words, has_tools) is not None
+
+
+@lru_cache(maxsize=16)
+def _shows_beside(template: ChatTemplate, has_tools: bool) -> bool:
+    """Whether the template writes out a text beside a call."""
+    answer = {**_probe(CALL, ""), "content": "localkv-text"}
+    messages = [_probe("user", "a"), answer, _probe("tool", "b")]
+    return _with_words(template, messages, ["localkv-text"], has_tools) is not None
+
+
+def _with_words(
+    template: ChatTemplate, messages: Sequence[Message], words: Sequence[str], has_tools: bool
+) -> str | None:
+    """The prompt of messages, if it has all words in this order."""
+    for tools in (_TOOLS,) if has_tools else (None, _TOOLS):  # some fail without any
         with suppress(ChatTemplateError):
             prompt = template.render(messages_for(template, messages), tools=tools)
-            places = [prompt.find(word) for word in said]
+            places = [prompt.find(word) for word in words]
             if -1 not in places and places == sorted(places):
                 return prompt
     return None
@@ -252,9 +390,12 @@ def _rendered(template: ChatTemplate, roles: tuple[str, ...]) -> str | None:
 
 def _probe(role: str, word: str) -> Mapping[str, object]:
     if role == CALL:
-        function = {"name": "probe", "arguments": {}}
-        call = {"id": "call00000", "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"role": "assistant", "content": "", "tool_calls": [_call(0, word)]}
     if role == "tool":
         return {"role": role, "tool_call_id": "call00000", "name": "probe", "content": word}
     return {"role": role, "content": word}
+
+
+def _call(number: int, word: str) -> Mapping[str, object]:
+    function = {"name": "probe", "arguments": {"argument": word}}
+    return {"id": f"call0000{number}", "type": "function", "function": function}

@@ -426,7 +426,8 @@ def test_tool_calls_that_a_template_does_not_read() -> None:
         "{% for m in messages %}{{ m.content }}{% endfor %}", bos_token="", eos_token=""
     )
     got = chat_prompt(TOKENIZERS["qwen3"], plain, [USER, CALLS])
-    assert got.warnings == ("the chat template does not read tool_calls: they are left out",)
+    assert '{"name": "weather", "arguments": {' in got.text
+    assert "the text says them as JSON" in got.warnings[0]
 
 
 # --- nobody but the template writes control tokens
