@@ -265,7 +265,7 @@ def count(row: Row, requests: Sequence[dict[str, Any]], said: Sequence[str]) -> 
 
 def table(rows: Sequence[Row]) -> str:
     """What is printed."""
-    names = ("", "Version", "Turns", "Calls", "First prompt", "Later prompts", "Read of them")
+    names = ("", "Version", "Turns right", "Calls", "First prompt", "Later prompts", "Read of them")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         cells = (row.client, row.version, f"{row.turns} of {len(ANSWERS)}", row.calls)
