@@ -14,14 +14,14 @@ Message = Mapping[str, object]
 def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> list[Message]:
     """The messages with an id for every call, and for every result that of its call, and its name.
 
-    Ids that are null, or that the template refuses, are replaced; a result without one belongs to
-    the first call that has none yet. APIs' results don't say whose they are but by the id, and some
+    Ids that are not there, or that the template refuses, are replaced; a result without one belongs to
+    the first call of its name that has none yet, or to the first of any. APIs' results don't say whose they are but by the id, and some
     templates write the name.
 
     Args:
         is_taken: whether the template takes an id of this length and these characters.
     """
-    has_null = any(_has_null(message) for message in messages)
+    are_missing = any(_lacks_id(message) for message in messages)
     shaped, open_ids, names, n_calls = list[Message](), list[str](), dict[str, object](), 0
 
     def id_of(given: object, number: int) -> str:
@@ -29,22 +29,25 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
             return f"call{number:05d}"
         return given if is_taken(given) else _nine_of(given)
 
+    def next_id(name: object) -> str:
+        return next((id for id in open_ids if names.get(id) == name), open_ids[0])
+
     for message in messages:
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             named = []
             for call in calls:
-                if has_null or "id" in call:
+                if are_missing or "id" in call:
                     call = {**call, "id": id_of(call.get("id"), n_calls)}
                     open_ids.append(call["id"])
                     names[call["id"]] = call.get("function", call).get("name")
                 named.append(call)
                 n_calls += 1
             message = {**message, "tool_calls": named}
-        elif message.get("role") == "tool" and (has_null or "tool_call_id" in message):
+        elif message.get("role") == "tool" and (are_missing or "tool_call_id" in message):
             given = message.get("tool_call_id")
             is_next = given is None and bool(open_ids)
-            id = open_ids[0] if is_next else id_of(given, n_calls)
+            id = next_id(message.get("name")) if is_next else id_of(given, n_calls)
             if id in open_ids:
                 open_ids.remove(id)
             message = {**message, "tool_call_id": id}
@@ -54,12 +57,11 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
     return shaped
 
 
-def _has_null(message: Message) -> bool:
+def _lacks_id(message: Message) -> bool:
     calls = message.get("tool_calls")
-    calls = calls if isinstance(calls, list) else []
-    return any("id" in call and call["id"] is None for call in calls) or (
-        "tool_call_id" in message and message["tool_call_id"] is None
-    )
+    if message.get("role") == "tool":
+        return message.get("tool_call_id") is None
+    return isinstance(calls, list) and any(call.get("id") is None for call in calls)
 
 
 def _nine_of(id: str) -> str:

@@ -323,6 +323,15 @@ def test_a_tool_may_be_no_more_than_a_name(name: str) -> None:
             assert "None" not in prompt.replace("None of", ""), more
 
 
+def test_a_result_without_an_id_is_of_the_call_that_it_names() -> None:
+    """As ollama's are."""
+    calls = [{"function": call["function"]} for call in calling(1, 2)["tool_calls"]]
+    answer = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [{"role": "tool", "name": f"f{n}", "content": f"result {n}."} for n in (2, 1)]
+    prompt, _ = arranged("strict", [ASKED, answer, *results])
+    assert 0 < prompt.find("result 1.") < prompt.find("result 2.")
+
+
 def test_functions_are_tools() -> None:
     """OpenAI's API had them by other names before."""
     call = {"name": "f", "arguments": '{"a": "call 1."}'}

@@ -91,6 +91,39 @@ def test_an_image_is_refused_by_name(claude: anthropic.Anthropic):
     assert error.value.body["type"] == "error"
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {
+            "type": "document",
+            "source": {"type": "text", "media_type": "text/plain", "data": "an owl and a fox"},
+        },
+        {
+            "type": "search_result",
+            "source": "https://example.org",
+            "title": "Tales",
+            "content": [{"type": "text", "text": "an owl and a fox"}],
+        },
+        {
+            "type": "tool_result",
+            "tool_use_id": "a",
+            "content": [{"type": "tool_reference", "tool_name": "an owl and a fox"}],
+        },
+    ],
+    ids=lambda block: block["type"],
+)
+def test_blocks_that_hold_text_are_read(claude: anthropic.Anthropic, block: dict[str, Any]):
+    def counted(blocks: list[Any]) -> int:
+        call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+        messages: list[Any] = [*ASK["messages"], {"role": "assistant", "content": [call]}]
+        messages.append({"role": "user", "content": blocks})
+        return claude.messages.count_tokens(model="tales", messages=messages).input_tokens
+
+    empty = {"type": "tool_result", "tool_use_id": "a"}
+    base = [] if block["type"] == "tool_result" else [empty]
+    assert counted([*base, block]) >= counted([empty]) + 5
+
+
 def test_a_result_of_a_tool_becomes_a_message_of_its_own(server: RunningServer):
     from localkv.server.dialects.anthropic_messages import MessagesBody, chat_body
     from localkv.server.json_body import decoded

@@ -206,7 +206,8 @@ def _result(content: Any) -> str:
 
 
 def _text(block: Any) -> str:
-    """The text of a block.
+    """The text of a block: of text, of a document or a result of a search that is text, or the name
+    of a tool that a search has found.
 
     Raises:
         RequestError: it is another one.
@@ -219,6 +220,18 @@ def _text(block: Any) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         raise RequestError(400, f"{block!r:.60} is not a content block")
+    match block:
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            parts = [block.get("title"), block.get("context"), text]
+        case {"type": "search_result", "content": [*texts]}:
+            given = [one.get("text") for one in texts if isinstance(one, dict)]
+            parts = [block.get("title"), block.get("source"), *given]
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            parts = [name]
+        case _:
+            parts = []
+    if parts:
+        return "\n".join(part for part in parts if isinstance(part, str) and part)
     raise unsupported(f"a content block of type {kind!r:.60}", "this model reads text")
 
 
