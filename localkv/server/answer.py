@@ -60,7 +60,7 @@ class AnswerReader:
         """What is left at the end of the text.
 
         Args:
-            is_cut: the model would have gone on; the beginning of a tag or of a call is no text.
+            is_cut: the text was cut, so the beginning of a tag or of a call is left out.
         """
         deltas = list[Delta]()
         if not self._is_plain and self._text and not is_cut:

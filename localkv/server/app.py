@@ -131,7 +131,7 @@ def application(front: Front) -> Starlette:
     async def lost(request: Request, error: Exception) -> Response:
         return Response(
             status_code=CLOSED
-        )  # for the log: whoever broke off in a body reads nothing
+        )  # for the log; a client that left within a body reads nothing
 
     async def broken(request: Request, error: Exception) -> Response:
         # its text may be a part of somebody's prompt

@@ -28,7 +28,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model reasons, in Anthropic's words, which GLM's, DeepSeek's and Kimi's APIs have
+    """Whether the model reasons, in Anthropic's words; GLM's, DeepSeek's and Kimi's APIs have them
     beside OpenAI's."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -103,7 +103,7 @@ async def rendered(front: Front, body: ChatBody, *, most: int | None = None) -> 
 
 
 def _first(given: Iterable[T | None]) -> T | None:
-    """The first value that is there."""
+    """The first value that is not None."""
     return next((value for value in given if value is not None), None)
 
 
@@ -129,9 +129,9 @@ class AskedTools(NamedTuple):
     """The functions of a request.
 
     Attributes:
-        shown: that the model is told of; None for none.
-        allowed: that it may call.
-        choice: "auto", "required", "none", or the name of the one that it has to call.
+        shown: the functions that the model reads about; None for none.
+        allowed: the functions that it may call.
+        choice: "auto", "required", "none", or the name of the function that it has to call.
     """
 
     shown: list[dict[str, Any]] | None
@@ -140,7 +140,7 @@ class AskedTools(NamedTuple):
 
 
 def asked_tools(body: ChatBody) -> AskedTools:
-    """The functions of a request, tools of other kinds left out with a warning.
+    """The functions of a request; tools of other kinds are left out, with a warning.
 
     Raises:
         RequestError: a tool has no name, or one that is left out has to be called.
@@ -173,10 +173,10 @@ def _tool_choice(
     """What has to be called (`AskedTools.choice`), and the functions that may be.
 
     Args:
-        others: kinds of the tools that are no functions, by their names.
+        others: the kinds of the other tools, by their names.
 
     Raises:
-        RequestError: it is one of these, or `tool_choice` is no choice.
+        RequestError: it is one of `others`, or `tool_choice` makes no sense.
     """
     if given is None or isinstance(given, str):
         if given and given in others:
@@ -218,7 +218,7 @@ def _tool_choice(
 
 
 def _name_of(tool: Any) -> str | None:
-    """The name of a tool of any kind; some have it in an object that is named as the kind."""
+    """The name of a tool of any kind; some kinds have it in an object named like the kind."""
     if not isinstance(tool, Mapping):
         return None
     inner = tool.get(str(tool.get("type") or "function"), tool.get("function"))
@@ -233,7 +233,7 @@ def _kinds(kinds: Iterable[str]) -> str:
 
 
 def _no_function(name: str, kinds: Iterable[str]) -> RequestError:
-    """A call is required of what can't be called."""
+    """The error about a required call of a tool that can't be called."""
     return RequestError(
         400,
         f"tool_choice wants a call of {name:.100}, and {_kinds(kinds)} can't be called here",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_OUTPUT = 8192
-"""Tokens of an answer that agents are told to ask for at most; they keep them free."""
+"""Most tokens of an answer that agents are told to ask for; they keep room for them."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Client:
 
     Attributes:
         config: its settings, with a comment that says where they go.
-        n_ctx: tokens of context that it takes to work; 0 if any will do.
-        n_prompt: tokens of its first request, its own prompt and its tools; 0 if there are few.
+        n_ctx: tokens of context that it needs; 0 if any context will do.
+        n_prompt: tokens of its first request, with its own prompt and its tools; 0 for few.
     """
 
     config: Callable[[ServerAddress], str]
@@ -203,5 +203,5 @@ CLIENTS: dict[str, Client] = {
     "zed": Client(_zed),
     "llm": Client(_llm),
 }
-"""By the name of the client. Tokens are those of SmolLM2's tokenizer, without a user's own files
-and tools."""
+"""The clients by name. SmolLM2's tokenizer counted the tokens, without a user's own files and
+tools."""

@@ -26,9 +26,9 @@ SPARE_FILES = 64
 MOST_HEAD = 64 << 10
 """Bytes of a request's line and headers; a little more may come at once."""
 MOST_HEADERS = 128
-"""Headers of a request."""
+"""Most headers of a request."""
 LEAST_CHUNK, MOST_SMALL = 64, 256
-"""Bytes that the chunks of a body have on average, once so many have come at the same time."""
+"""Least bytes that the chunks of a body have on average, after `MOST_SMALL` chunks."""
 MOST_PIPELINED = 16
 """Requests that wait for the answer to an earlier one of their connection."""
 HEAD_SECONDS = 10.0
@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         if self._stuck is not None:
             self._stuck.cancel()
         super().connection_lost(exc)
-        # uvicorn tells the request that came last; the one that is answered may be an earlier one
+        # uvicorn tells the latest request only; an earlier one may still be answered
         self.pipeline.clear()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True

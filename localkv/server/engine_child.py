@@ -104,7 +104,7 @@ class EngineServer:
 
     @contextmanager
     def _refusing(self, id: int) -> Iterator[None]:
-        """Let an error be the answer to this message: others know nothing of it."""
+        """Let an error be the answer to this message alone."""
         try:
             yield
         except Exception as error:
@@ -149,8 +149,8 @@ class EngineServer:
 
 
 class Inbox:
-    """What the front sends, in order. A text that keeps to a grammar comes once its matcher is
-    made, beside the steps of other texts, and what is said of this text after it.
+    """What the front sends, in order. A text with a grammar comes once a thread has made its
+    matcher, and later messages about the text come after it.
 
     Attributes:
         messages: that the engine may take.
@@ -175,7 +175,7 @@ class Inbox:
         self.messages.put(message)
 
     def make_matchers(self, tokens: GrammarTokens) -> None:
-        """Begin to make those of a model, in a thread."""
+        """Begin to make a model's matchers in a thread."""
         self._tokens = tokens
         Thread(target=self._make, name="localkv-matchers", daemon=True).start()
 

@@ -53,7 +53,7 @@ _ERRORS: dict[str, type[LocalKVError]] = {
 
 
 def named_error(kind: str, message: str, hint: str | None = None) -> LocalKVError:
-    """An error that the engine has told of."""
+    """An error that the engine has reported."""
     return _ERRORS.get(kind, LocalKVError)(message, hint)
 
 
@@ -220,7 +220,7 @@ class EngineClient:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long nothing has come of what the engine was told; 0 if it has nothing to do."""
+        """Seconds since the engine last answered while it had work; 0 if it has nothing to do."""
         return 0.0 if self._owed is None else time.monotonic() - self._owed
 
     async def start(self) -> None:
@@ -264,7 +264,7 @@ class EngineClient:
         return self._failure or EngineStoppedError("the engine was stopped")
 
     def submit(self, requests: Sequence[Submit]) -> Texts:
-        """Let texts go on, which have no numbers yet: all of them, or none.
+        """Give the engine new texts, and each one a number: all of them, or none.
 
         Raises:
             EngineStoppedError: the engine is not running.
@@ -365,7 +365,7 @@ class EngineClient:
             self._failure = EngineFailedError(message.message, message.hint, message.exit_code)
 
     def _hand_on(self, event: Event) -> bool:
-        """Tell those who wait for it; whether there is anybody."""
+        """Tell those who wait for it; return whether anybody does."""
         self.open.note(event)
         texts = self._texts.get(event.id)
         if texts is None:

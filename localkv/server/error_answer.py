@@ -20,13 +20,13 @@ def error_answer(path: str, error: RequestError) -> Response:
 
 
 def error_piece(path: str, kind: str, error: RequestError) -> bytes | None:
-    """The end of a stream that has begun and can't go on, in its dialect's shape.
+    """The error that ends a begun stream, in its dialect's shape.
 
     Args:
         kind: the stream's content type.
 
     Returns:
-        None if the body is no stream, and has no place for an error.
+        None if the body is no stream, so that it has no place for an error.
     """
     if kind.startswith("application/x-ndjson"):
         return to_json({"error": str(error)}) + b"\n"

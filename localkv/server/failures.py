@@ -30,7 +30,7 @@ CONTEXT_ERROR = "exceed_context_size_error"
 
 
 FINAL = (500, 501, 504)
-"""Statuses that client libraries take for a reason to ask again, and that would only come again."""
+"""Statuses at which client libraries ask again, though they would only get the same answer."""
 
 
 class RequestError(LocalKVError):
@@ -80,8 +80,8 @@ def context_error(
     """A prompt that does not fit, with the numbers that clients look for.
 
     Args:
-        is_least: it may have more than `n_prompt` tokens.
-        everybody: tokens that the cache holds of all requests together, if that is what it exceeds.
+        is_least: `n_prompt` is a lower bound.
+        everybody: tokens that the cache holds for all requests, if the prompt exceeds these.
     """
     room = n_ctx if everybody is None else everybody
     asked = f"at least {n_prompt}" if is_least else f"{n_prompt}"

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from localkv.server.metrics import Metrics
 
 MOST_TOLD = 100
-"""Warnings of requests that the server's log has: strangers can't fill it."""
+"""Most warnings of requests that the server prints, so that strangers can't fill its log."""
 
 T = TypeVar("T")
 
 STALLED_SECONDS = 120.0
-"""An engine that has work and makes no step for so long stands still. A step with a part of a
-prompt may take a minute where the model is large and the machine slow."""
+"""Seconds without a step after which an engine that has work stands still. A step with a part of a
+prompt may take a minute with a large model on a slow machine."""
 
 
 class Front:
@@ -53,7 +53,7 @@ class Front:
         is_draining: the server takes no new requests.
         log: of requests, if there is one.
         metrics: once the tokenizer is there.
-        work: what is done beside the event loop.
+        work: runs what would hold up the event loop.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Front:
         return facts
 
     def tell_once(self, warnings: Sequence[str]) -> None:
-        """Tell whoever started the server what has no effect in requests, each line once."""
+        """Print what has no effect in requests, each line once."""
         for line in warnings:
             if line not in self._told and len(self._told) < MOST_TOLD:
                 self._told.add(line)
                 self.supervisor.say(f"warning: {printable(line)}")
 
     def check_progress(self) -> None:
-        """Refuse if no request can be answered: the engine is not there, or stands still.
+        """Refuse a request if none can be answered: there is no engine, or it stands still.
 
-        A server that has much to do, and does it, is well.
+        A busy server that makes progress can answer.
 
         Raises:
             RequestError: 503, with the reason.
@@ -148,10 +148,10 @@ class Front:
             )
 
     async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call what takes long in a thread; it may be called twice.
+        """Call a function that takes long in a thread; it may be called twice.
 
         Raises:
-            RequestError: it has an error for the user, or too much of this client waits.
+            RequestError: the call fails, or too many calls of this client wait.
         """
         record, call = current.get(), partial(function, *arguments, **options)
         client, n_bytes = ("", 0) if record is None else (record.client, record.n_body)
@@ -161,7 +161,7 @@ class Front:
             raise as_request_error(error) from error
 
     async def for_body(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call what takes as long as the request's body is large: in a thread, unless it is small.
+        """Call a function whose time grows with the body: in a thread, unless the body is small.
 
         Raises:
             RequestError: as `apart`.
@@ -273,7 +273,7 @@ class Front:
         return texts
 
     def check_count(self, n: int) -> int:
-        """Refuse more texts than can run and wait; how many can.
+        """Refuse more texts than can run and wait; return how many can.
 
         Raises:
             RequestError: there are more, or the model is not loaded.

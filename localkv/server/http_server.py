@@ -201,7 +201,7 @@ async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> 
 
 
 def _keep_turns_short() -> None:
-    """Let no thread hold Python's lock for long where another one has the event loop."""
+    """Let no thread hold Python's lock for long, since the event loop needs it."""
     sys.setswitchinterval(0.001)
     gc.set_threshold(
         100_000, 50, 100

@@ -1,8 +1,8 @@
 """What a request may be: the type, range and length of each kind of field, for all dialects.
 
 Fields of bodies have these types, so msgspec checks them while it reads a body, and
-`/openapi.json` shows them. `BESIDES` has what a type can't say. `docs/server-operation.md` shows
-all of it as a table.
+`/openapi.json` shows them. `FURTHER_LIMITS` has what a type can't say. `docs/server-operation.md`
+shows all of it as a table.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Logprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 Name: TypeAlias = Annotated[str, Meta(max_length=512)]
 """A model, tool, file or field."""
 Word: TypeAlias = Annotated[str, Meta(max_length=64)]
-"""One of a few words, as the effort of reasoning."""
+"""One of a few words, such as the effort of reasoning."""
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model reasons; `reasoning_tags.EFFORTS`."""
 StopString: TypeAlias = Annotated[str, Meta(max_length=512)]
@@ -84,11 +84,11 @@ BiasPairs: TypeAlias = Annotated[
 ]
 Choice: TypeAlias = Annotated[str, Meta(max_length=4096)]
 TextChoices: TypeAlias = Annotated[list[Choice], Meta(min_length=1, max_length=1024)]
-"""Texts of which an answer is one."""
+"""Texts to choose an answer from."""
 GrammarText: TypeAlias = Annotated[str, Meta(max_length=1 << 19)]
 
 Object: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=512)]
-"""An object whose fields somebody else knows: a schema, a format, the choice of a tool."""
+"""An object that is read elsewhere: a schema, a format, the choice of a tool."""
 MANY = Meta(max_length=10_000)
 TOOLS = Meta(max_length=512)
 Messages: TypeAlias = Annotated[list[dict[str, Any]], MANY]
@@ -96,7 +96,7 @@ Blocks: TypeAlias = Annotated[list[dict[str, Any]], MANY]
 Tools: TypeAlias = Annotated[list[dict[str, Any]], TOOLS]
 Names: TypeAlias = Annotated[list[Name], Meta(max_length=64)]
 Refused: TypeAlias = Annotated[list[Any], Meta(max_length=10_000)]
-"""A list that must be empty, since what it is for is not there."""
+"""A list that must be empty, since the server has no such thing."""
 Variables: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=64)]
 """Variables of a template."""
 Metadata: TypeAlias = Annotated[
@@ -110,13 +110,13 @@ MOST_PROMPTS = 256
 MOST_VARIABLES_BYTES = 64 << 10
 
 
-class Besides(NamedTuple):
-    """What a type can't say of a field.
+class FurtherLimit(NamedTuple):
+    """A limit of a field that its type can't express.
 
     Attributes:
         field: its name.
-        wanted: what it has to be besides, in a few words.
-        inside, outside: values that are just so, and just not.
+        wanted: what it has to be, in a few words.
+        inside, outside: values just within the limit and just beyond it; None for no value.
     """
 
     field: str
@@ -125,28 +125,28 @@ class Besides(NamedTuple):
     outside: Any
 
 
-BESIDES = (
-    Besides(
+FURTHER_LIMITS = (
+    FurtherLimit(
         "temperature",
         f"0 or less, or at least {LEAST_TEMPERATURE:g}",
         LEAST_TEMPERATURE,
         LEAST_TEMPERATURE / 2,
     ),
-    Besides(
+    FurtherLimit(
         "logit_bias",
         f"pairs: a token and a number from {-MOST_BIAS:g} to {MOST_BIAS:g}, or false",
         [[5, MOST_BIAS]],
         [[5, 2 * MOST_BIAS]],
     ),
-    Besides("samplers", "each sampler once", "kt", "ktk"),
-    Besides("samplers", "each sampler once", ["top_k", "temperature"], ["top_k", "top-k"]),
-    Besides(
+    FurtherLimit("samplers", "each sampler once", "kt", "ktk"),
+    FurtherLimit("samplers", "each sampler once", ["top_k", "temperature"], ["top_k", "top-k"]),
+    FurtherLimit(
         "chat_template_kwargs",
         f"up to {MOST_VARIABLES_BYTES >> 10} KiB of JSON",
         {"a": "x" * (MOST_VARIABLES_BYTES - 8)},
         {"a": "x" * (MOST_VARIABLES_BYTES - 7)},
     ),
-    Besides("prompt", f"up to {MOST_PROMPTS} prompts", None, ["a"] * (MOST_PROMPTS + 1)),
+    FurtherLimit("prompt", f"up to {MOST_PROMPTS} prompts", None, ["a"] * (MOST_PROMPTS + 1)),
 )
 """Each is checked where the field is read."""
 
@@ -155,7 +155,7 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
     """Refuse variables of a template that are too large.
 
     Raises:
-        RequestError: they are.
+        RequestError: the variables have more than `MOST_VARIABLES_BYTES`.
     """
     n_bytes = len(msgspec.json.encode(variables)) if variables else 0
     if n_bytes > MOST_VARIABLES_BYTES:
@@ -169,11 +169,11 @@ def check_variables(variables: Mapping[str, Any] | None) -> None:
 _AT = re.compile(r" - at `(?P<key>key` in `)?\$\.?(?P<path>.*)`$")
 _STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
 _LONGEST_SHOWN = 1 << 16
-"""Bytes of a body in which the value that is wrong is looked up, to be shown."""
+"""Most bytes of a body whose error shows the wrong value."""
 
 
 def type_error(error: msgspec.ValidationError, kind: type, body: bytes) -> RequestError:
-    """A body that has a value outside its limits, as the answer to the request.
+    """The error about a body with a value outside its limits.
 
     Args:
         kind: what the body should have been.
@@ -204,7 +204,7 @@ def _found(body: bytes, steps: list[str]) -> str:
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:
-        return ""  # a number with too many digits, which only a type can refuse
+        return ""  # a number with too many digits: only decoding to a type reports it
     for step in steps:
         if isinstance(value, dict):
             value = value.get(step)
@@ -228,7 +228,7 @@ def _fields(kind: type) -> Mapping[str, inspect.Type]:
 
 
 def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    """The types that a value may have, but for null."""
+    """The types that a value may have, without null."""
     several = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return tuple(one for one in several if not isinstance(one, inspect.NoneType))
 
@@ -288,7 +288,7 @@ def table(kinds: Iterable[type]) -> list[str]:
         for name, words in _rows(inspect.type_info(kind)):
             if words not in wanted.setdefault(name, []):
                 wanted[name].append(words)
-    for one in BESIDES:
+    for one in FURTHER_LIMITS:
         if one.wanted not in wanted[one.field]:
             wanted[one.field].append(one.wanted)
     by_words = dict[str, list[str]]()

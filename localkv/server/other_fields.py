@@ -1,9 +1,9 @@
-"""Fields of requests that no dialect here has: what each would promise, and what becomes of it.
+"""Fields of other servers: what each would promise, and what becomes of it.
 
-A field that promises something about the answer is refused if it can't be kept. One that only says
-how another server should go about it is ignored, with a warning where somebody may miss it. The
-names are OpenAI's, Anthropic's, ollama's, vLLM's and SGLang's; a field that one dialect has and
-another has not is here for the other. `docs/server-apis.md` lists them.
+A field that promises something about the answer is refused where the promise can't be kept. A field
+that only says how another server should work is ignored, with a warning if somebody may miss it.
+The names are OpenAI's, Anthropic's, ollama's, vLLM's and SGLang's. A field that one dialect has is
+also here, for the dialects without it. `docs/server-apis.md` lists them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_logprobs": (0,),
 }
-"""Values that ask for nothing, besides null, false and what is empty."""
+"""Values that ask for nothing, as null, false and empty values do."""
 
 NOTED: Mapping[str, str] = {
     "container": "tools run where the client runs them",
@@ -86,7 +86,7 @@ NOTED: Mapping[str, str] = {
     "mcp_servers": "only functions can be called here",
     "verbosity": "it is up to the model how much it says",
 }
-"""Names of fields that have no effect, of which clients are warned, and why."""
+"""Names of fields without effect, and why; clients get a warning."""
 
 HARMLESS: Mapping[str, str] = {
     "access_programs": "who may use which of OpenAI's models",
@@ -116,7 +116,7 @@ HARMLESS: Mapping[str, str] = {
 
 @lru_cache(maxsize=64)
 def with_others(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A kind of body with the fields of other APIs besides, if it asks for a text."""
+    """A kind of body, with the fields of other APIs added if it asks for a text."""
     if "stream" not in kind.__struct_fields__:
         return kind
     names = [name for name in (*REFUSED, *NOTED) if name not in kind.__struct_fields__]
@@ -125,13 +125,13 @@ def with_others(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 
 def check_others(body: msgspec.Struct, kind: type[msgspec.Struct]) -> None:
-    """Refuse, or warn of, the fields of a body that its API does not have here.
+    """Refuse the fields of a body that its API does not have, or warn of them.
 
     Args:
         body: one of `with_others(kind)`.
 
     Raises:
-        RequestError: one promises something that is not kept.
+        RequestError: a field promises what the server can't keep.
     """
     for name in body.__struct_fields__:
         if name in kind.__struct_fields__:

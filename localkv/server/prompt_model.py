@@ -24,7 +24,7 @@ from localkv.tool_calls.family import Family
 from localkv.tool_calls.tools import Tools
 
 MOST_COUNTED = 2 << 20
-"""Characters of a text whose tokens are only counted."""
+"""Most characters of a text whose tokens are only counted."""
 
 
 class PromptModel(TokenizedModel):
@@ -110,14 +110,14 @@ class PromptModel(TokenizedModel):
         return self.tokenize(text, add_special, parse_special)
 
     def check_length(self, text: str, most: int | None = None) -> None:
-        """Refuse a text before it is cut into tokens, which takes long.
+        """Refuse a text that is too long, before it is cut into tokens.
 
         Args:
             most: tokens that there is room for; None where they are only counted.
 
         Raises:
-            RequestError: it has more tokens, to judge by the longest one; or, where there is no
-                such limit, more than `MOST_COUNTED` characters.
+            RequestError: it has more tokens than `most`, even if each were the longest one; or,
+                without `most`, more than `MOST_COUNTED` characters.
         """
         if most is not None:
             least = self.tokenizer.least_tokens(text)
@@ -155,7 +155,7 @@ class PromptModel(TokenizedModel):
         return self.chat_prompt(messages, template=self._own, check=check, **options)
 
     def _effort_for(self, options: Mapping[str, Any]) -> str | None:
-        """How much the model reasons where a request does not say so, unless it says whether."""
+        """How much the model reasons, for a request that says neither how much nor whether."""
         variables = {THINK, EFFORT} & set(options.get("template_kwargs") or {})
         says_whether = options.get("enable_thinking") is not None or bool(variables)
         return None if self._effort == "none" and says_whether else self._effort

@@ -21,11 +21,11 @@ class RequestRecord:
         address: the client's.
         key: the number of its API key; 0 for none.
         n_body: bytes of its body.
-        n_kept: bytes of memory that it is taken to need.
+        n_kept: bytes of memory that it needs, about.
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
-        at_end: called when nothing more is sent, however that came; ends what is still open.
+        at_end: called when nothing more is sent, whatever the reason; ends what is still open.
     """
 
     id: str
@@ -60,7 +60,7 @@ current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 
 
 def warn(*lines: str) -> None:
-    """Note, for the header and the log, what of the request has no effect."""
+    """Note what has no effect in the request, for the header and the log."""
     if (record := current.get()) is not None:
         record.warnings = tuple(dict.fromkeys((*record.warnings, *lines)))
 

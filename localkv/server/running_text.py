@@ -151,7 +151,7 @@ class RunningText:
 
 
 def as_known(error: Exception) -> LocalKVError:
-    """An error as its request is told of it: of a bug its place, as its text may be private."""
+    """An error as its request reads it: a bug's place, but not its text, which may be private."""
     if isinstance(error, LocalKVError):
         return error
     places = traceback.extract_tb(error.__traceback__, limit=-1)

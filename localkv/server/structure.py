@@ -18,7 +18,7 @@ STRUCTURE = (
     "guided_choice",
     "guided_grammar",
 )
-"""Fields that say what an answer is, `structured_outputs` besides."""
+"""Fields that say what an answer is, like `structured_outputs`."""
 
 
 def grammar_of(given: Mapping[str, Any]) -> Grammar | None:
@@ -30,7 +30,7 @@ def grammar_of(given: Mapping[str, Any]) -> Grammar | None:
             and `grammar` are llama-server's, the others vLLM's; one that is null says nothing.
 
     Raises:
-        RequestError: several of them are there, or one is malformed.
+        RequestError: several fields are given, or one is malformed.
         UsageError: there is no grammar for a schema.
     """
     wanted = {

@@ -190,8 +190,8 @@ def test_limits_hold_wherever_a_field_is(server: RunningServer, path: str):
 
 
 @pytest.mark.parametrize("path", DRAWING)
-@pytest.mark.parametrize("one", limits.BESIDES, ids=lambda one: one.field)
-def test_limits_that_no_type_has(server: RunningServer, path: str, one: limits.Besides):
+@pytest.mark.parametrize("one", limits.FURTHER_LIMITS, ids=lambda one: one.field)
+def test_limits_that_no_type_has(server: RunningServer, path: str, one: limits.FurtherLimit):
     names = {place.path for place in places(inspect.type_info(KINDS[path]))}
     for name in {one.field, f"options.{one.field}"} & names:
         wrapped = {"options": {one.field: one.outside}} if "." in name else {name: one.outside}

@@ -64,7 +64,7 @@ class AnswerCalls:
 
         Args:
             text: of the stream that answers the prompt.
-            is_cut: the model would have gone on; the beginning of a tag or of a call is no text.
+            is_cut: the text was cut, so the beginning of a tag or of a call is left out.
         """
         if prompt.reasoning is not None and not prompt.opening:
             tags = THINK_TAGS if prompt.reasoning == CHANNELS else prompt.reasoning

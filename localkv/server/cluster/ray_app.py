@@ -47,9 +47,9 @@ from localkv.server.supervisor import Supervisor
 STATS_SECONDS = 1.0
 """How often engines tell what they hold."""
 PATIENCE = 10.0
-"""Seconds that an engine may wait for resources that other programs have, before that is said."""
+"""Seconds that an engine may wait for other programs' resources before a warning says so."""
 ENGINES = "Engine"
-"""Ray's name for them."""
+"""Ray's name for the engines."""
 ENGINE_HEADER = b"x-localkv-engine"
 """Of an answer: the engine that it comes from."""
 
@@ -222,9 +222,9 @@ class Places(msgspec.Struct):
     """Where an application's engines are.
 
     Attributes:
-        running: those that answer.
-        waiting: those that no machine has room for yet.
-        problem: why some wait, and what would work, or why none can begin; empty if there is none.
+        running: how many answer.
+        waiting: how many no machine has room for yet.
+        problem: why some wait, with what would work, or why none can begin; empty if all run.
     """
 
     running: int = 0
@@ -254,8 +254,8 @@ def _places(app: str, of_each: Resources) -> Places:
 class Gate:
     """Takes requests from the network, and hands their answers back as they come.
 
-    It takes no CPU of Ray's, so that it is there wherever there is a machine: without it nobody
-    would say what the engines wait for.
+    It takes none of Ray's CPUs, so any machine has room for it. Without it nobody would say what
+    the engines wait for.
     """
 
     async def __init__(self, engines: DeploymentHandle, of_each: Resources) -> None:  # type: ignore[misc]
@@ -271,7 +271,7 @@ class Gate:
             await self._look()
 
     async def _look(self) -> None:
-        """See which engines are there, and say what keeps others from it."""
+        """See which engines are ready, and say what keeps the others from starting."""
         with suppress(RayError, RayServeException):  # Ray's controller is started again
             self._places = await asyncio.to_thread(_places, self._app, self._of_each)
         places, now = self._places, time.monotonic()
@@ -288,7 +288,7 @@ class Gate:
         self._said = places.problem
 
     def _check(self) -> None:
-        """Refuse a request that no engine is there for.
+        """Refuse a request that no engine can take.
 
         Raises:
             RequestError: 503.
@@ -319,7 +319,7 @@ class Gate:
         return response
 
     async def _begun(self, answer: AsyncIterator[Any]) -> tuple[int, list[Any]]:
-        """Status and headers of an answer, as long as an engine is there to give one."""
+        """Status and headers of an answer, or of an error if the engine has ended."""
         first = asyncio.ensure_future(_next(answer))
         try:
             while not (await asyncio.wait({first}, timeout=STATS_SECONDS))[0]:

@@ -123,7 +123,7 @@ def _format(body: CountBody) -> dict[str, Any] | None:
     """`response_format` of the chat API, from `output_config.format` or its older name.
 
     Raises:
-        RequestError: both are there and differ, or it is no JSON schema.
+        RequestError: the two differ, or there is no JSON schema.
     """
     configured = body.output_config.format if body.output_config else None
     if configured and body.output_format and configured != body.output_format:
@@ -145,8 +145,8 @@ def _system(system: str | list[dict[str, Any]] | None) -> str:
 
 
 def _tool(tool: Tool, where: str) -> dict[str, Any]:
-    """A tool as the chat API has it; one that Anthropic's servers run, or know the schema of, is
-    no function."""
+    """A tool as the chat API has it; a tool that Anthropic's servers run, or whose schema they
+    know, is no function."""
     if tool.input_schema is None:
         if tool.type in (None, "custom"):
             raise RequestError(400, f"{where} has no input_schema", extra={"param": "tools"})

@@ -19,7 +19,7 @@ from localkv.server.prompt_model import PromptModel
 from localkv.server.text_prompt import checked_token
 
 PART = 4096
-"""Tokens of an answer that become JSON at once."""
+"""Tokens of an answer that become JSON in one piece."""
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -62,7 +62,7 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 
 def _listed(model: PromptModel, ids: list[int], *, with_pieces: bool) -> Iterator[bytes]:
-    """The answer in JSON, made in parts: other threads go on between them."""
+    """The answer in JSON, made in pieces, so that other threads go on between them."""
     yield b'{"tokens":['
     for start in range(0, len(ids), PART):
         part: list[Any] = ids[start : start + PART]

@@ -12,7 +12,7 @@ from localkv.server.json_answer import json_response
 
 
 async def health(front: Front, request: Request) -> Response:
-    """GET /health: 200 once the model is loaded, 503 before, and while nothing goes on."""
+    """GET /health: 200 once the model is loaded; 503 before, and while the engine stands still."""
     front.check_progress()
     return json_response({"status": "ok"})
 

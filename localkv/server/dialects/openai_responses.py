@@ -29,9 +29,9 @@ from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Reading
 
 _OF_OTHER_TOOLS = re.compile(r"mcp_\w{1,40}|\w{1,40}_call(_output)?")
-"""What OpenAI's servers did before this one was asked, such as `web_search_call`."""
+"""Items of a history that OpenAI's servers made, such as `web_search_call`."""
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for that is not there; the rest is of tools that are not, either."""
+"""What `include` may ask for in vain; its other values are about tools of OpenAI's servers."""
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 """Parts of a content that are text."""
 
