@@ -35,11 +35,11 @@ class Forcing(Protocol):
 
     @property
     def leads_on(self) -> bool:
-        """Whether a token that ends the text is to lead to what must follow."""
+        """Whether something must follow, so that a token that ends the text may not end it yet."""
         ...
 
     def lead_on(self) -> None:
-        """Have tokens come that do."""
+        """Have the tokens come that lead to what must follow."""
         ...
 
 
@@ -314,7 +314,7 @@ class Generation(Iterator[int]):
         return drafts if constraint is None else drafts[: constraint.n_valid(drafts)]
 
     def resume(self, now: float) -> None:
-        """The seconds of the next token count from now, and those in which it was worked on."""
+        """Count the next token's seconds from now, and the seconds of work on it."""
         self._drawn_at = now - self._worked
 
     def _ranked_token(self, logits: Array, token: int, n: int) -> RankedToken:

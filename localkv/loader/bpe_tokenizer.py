@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer as Step
 
 LONG = 4096
-"""Characters of a text from which on other threads go on while it is cut into tokens."""
+"""Least characters of a text that is cut into tokens while other threads go on."""
 
 _UNREACHABLE = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 

@@ -12,11 +12,11 @@ Message = Mapping[str, object]
 
 
 def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> list[Message]:
-    """The messages with an id for every call, and for every result that of its call, and its name.
+    """The messages, where every call has an id, and every result its call's id and name.
 
-    Ids that are not there, or that the template refuses, are replaced; a result without one belongs to
-    the first call of its name that has none yet, or to the first of any. APIs' results don't say whose they are but by the id, and some
-    templates write the name.
+    Ids that are missing, or that the template refuses, are replaced. A result without an id belongs
+    to the first call of its name without a result, or else to the first call without one. Results
+    get names since some templates write them, and the APIs' results have only ids.
 
     Args:
         is_taken: whether the template takes an id of this length and these characters.

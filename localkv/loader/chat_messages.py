@@ -1,10 +1,9 @@
 """Messages as OpenAI's API and transformers have them, checked and put as a template takes them.
 
-Templates differ in the values that they can read: parts of a message or its text alone, a role
+Templates differ in the values that they read: parts of a message or its text alone, a role
 `developer` or none, arguments of tool calls as objects or as JSON text, an earlier answer's
-reasoning by one name or another, no text beside calls as null or as an empty one. What a template
-reads is found out by rendering a message that has it. Which roles may follow each other is another
-matter (`localkv.loader.chat_roles`).
+reasoning by one name or another, a null or an empty text beside calls. Rendering a message with a
+value shows whether a template reads it. `localkv.loader.chat_roles` puts roles in order.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
 
     The role `developer` becomes `system` where the template has no such role. Parts of text become
     one text, with a line break between, where it reads texts only. Arguments of tool calls become
-    objects where it reads those, else JSON text; those of a call that was cut end where it did.
-    Calls without an id get one. Reasoning is there by the names that templates read, as in
-    transformers. A content that is null or not there is as the template takes it; other fields that
-    are null are left out, as are calls of which there are none.
+    objects where it reads those, else JSON text; a call that was cut keeps as much of them as it
+    has. Calls without an id get one. Reasoning is there by the names that templates read, as in
+    transformers. A null or missing content becomes what the template takes. Other fields that are
+    null are left out, and so is an empty list of calls.
 
     Raises:
         UsageError: a message is not one, or has a part that is not text.
@@ -158,8 +157,8 @@ def _without_functions(role: str, message: Message) -> tuple[str, Message]:
 
 
 def _says_something(name: object, value: object) -> bool:
-    """Whether a field of a message is more than an empty one of an API's answers: templates ask
-    whether `tool_calls` is there, and then read them."""
+    """Whether a field is not just an empty one of an API's answer: templates that find
+    `tool_calls` read them."""
     if name == "tool_calls":
         return value is not None and value != []
     return value is not None or name == "tool_call_id"
@@ -237,8 +236,8 @@ def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
 
 
 def _completed(text: str) -> object:
-    """The object that a text is the beginning of: the arguments of a call that was cut, as far as
-    they go; None if it is the beginning of none."""
+    """The object that a text begins: the arguments of a call that was cut, as far as they go; None
+    if the text does not begin an object."""
     if not text.lstrip().startswith("{") or len(text) > _LONGEST_CUT:
         return None
     closing, is_inside = list[str](), False
@@ -273,9 +272,9 @@ def text_of(message: Message) -> str:
 
 @lru_cache(maxsize=64)
 def _no_content(template: ChatTemplate, given: str | None, has_calls: bool) -> str | None:
-    """The content of an answer without text: null or an empty text, the given one if both will do.
+    """The content of an answer without text: null or an empty text, or the given one if both work.
 
-    Templates fail with null, or write "None"; others show calls beside null only.
+    Some templates fail with null, or write "None"; others show calls beside null only.
     """
     answer: dict[str, object] = {"role": "assistant"}
     if has_calls:
@@ -290,7 +289,7 @@ def _no_content(template: ChatTemplate, given: str | None, has_calls: bool) -> s
     def loss(form: str | None) -> tuple[bool, int]:
         return _WORD not in prompts[form], len(_NULL.findall(prompts[form]))
 
-    return min(prompts, key=loss, default="")  # of two that are as good, the given one
+    return min(prompts, key=loss, default="")  # the given one, if both work as well
 
 
 @lru_cache(maxsize=16)

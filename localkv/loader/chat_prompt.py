@@ -35,7 +35,7 @@ from localkv.loader.reasoning_tags import (
 )
 
 EFFORT = "reasoning_effort"
-"""The variable by which some templates, gpt-oss's first, are told how much the model reasons."""
+"""The variable that tells some templates, gpt-oss's first, how much the model reasons."""
 
 _RESERVED = (
     "messages",
@@ -162,10 +162,10 @@ def _with_effort(
     effort: str,
     budget: int | None,
 ) -> int | None:
-    """Set the variables for an effort of reasoning; the budget that it leaves.
+    """Set the variables for an effort of reasoning; return the budget that it leaves.
 
-    "none" switches reasoning off and ends it at once; a model that has none needs neither. Others
-    are the template's to read.
+    "none" switches reasoning off and ends it at once, unless the model does not reason. The
+    template reads the other efforts.
     """
     if effort not in EFFORTS:
         raise UsageError(f"{EFFORT} is {effort!r:.60}", hint=f"one of {', '.join(EFFORTS)}")

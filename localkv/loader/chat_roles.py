@@ -1,10 +1,10 @@
 """Roles in an order that a chat template takes.
 
-Clients put system messages anywhere, two turns of the user in a row, results of tools without their
-calls. Many templates refuse one or the other, or leave it out in silence. Which do is found out by
-rendering short conversations of the same roles. What a template does not take is put where it takes
-it, as near to its place as can be: then a longer conversation begins with the prompt of a shorter
-one, and what the cache has of it is reused.
+Clients send system messages anywhere, two turns of the user in a row, and results of tools without
+their calls. Many templates refuse some of these, or leave them out in silence. Rendering short
+conversations of the same roles shows which. A message that a template does not take moves to the
+nearest place where it takes it. Then a longer conversation begins with the prompt of a shorter one,
+and the rows in the cache are used again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def in_turns(
 
 
 class _Arranged:
-    """One conversation that is put in order.
+    """Puts one conversation in order.
 
     Attributes:
         warnings: a line for each way in which it was changed.
@@ -79,8 +79,8 @@ class _Arranged:
         return _takes(self._template, (*self._lead, *roles), self._has_tools)
 
     def _takes_result(self, *roles: str) -> bool:
-        """Whether a tool's result may follow these as such: some templates take any role that they
-        do not know for the assistant's."""
+        """Whether the template takes a tool's result after these roles, and not as the assistant's:
+        some templates do so with any role that they don't know."""
         result = _rendered(self._template, (*self._lead, *roles, "tool"), self._has_tools)
         same = _rendered(self._template, (*self._lead, *roles, "assistant"), self._has_tools)
         return result is not None and result != same
@@ -105,7 +105,7 @@ class _Arranged:
                 )
 
     def first_system(self, systems: Sequence[Message], others: Sequence[Message]) -> list[Message]:
-        """The system messages at the beginning, or none if the user has to say them."""
+        """The system messages at the beginning, or none if the user's turn has to have them."""
         if not systems:
             return []
         roles = tuple(str(message["role"]) for message in systems)
@@ -126,7 +126,8 @@ class _Arranged:
         return [{**systems[0], "content": _joined(systems)}]
 
     def without_late_systems(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with what the system says later in the user's turns, unless it may."""
+        """The messages, with later system messages in the user's turns unless the template takes
+        them."""
         roles = {str(m["role"]) for m in messages}
         late = roles.intersection(SYSTEM)
         before: list[tuple[str, ...]] = [("user",), ("user", "assistant")]
@@ -201,8 +202,8 @@ class _Arranged:
         return turns
 
     def with_texts_shown(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with texts beside calls as answers of their own, if the template shows them
-        there only."""
+        """The messages, with texts beside calls as answers of their own if the template shows them
+        only there."""
         turns = list[Message]()
         for message in messages:
             text = text_of(message) if message.get("tool_calls") else ""
@@ -217,7 +218,7 @@ class _Arranged:
         return turns
 
     def without_odd_results(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with results of tools as the user's, if the template takes none there."""
+        """The messages, with results of tools as the user's turns where the template takes none."""
         turns, has_call = list[Message](), False
         for message in messages:
             role = message["role"]
@@ -233,7 +234,7 @@ class _Arranged:
         return turns
 
     def after_the_user(self, lead: Sequence[Message], turns: Sequence[Message]) -> list[Message]:
-        """The turns after one of the user, if the template wants the user to begin."""
+        """The turns, with an empty one of the user first if the template needs one there."""
         begins = str(turns[0]["role"]) if turns else ""
         if self._moved:
             first = _user(self._moved)
@@ -251,7 +252,7 @@ class _Arranged:
         return [_user(""), *turns]
 
     def merged(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with turns of one role as one, if the template wants roles to change."""
+        """The messages, with turns of one role in a row joined if the template wants that."""
         turns = list[Message]()
         for message in messages:
             before = _kind_of(turns[-1]) if turns else None
@@ -286,7 +287,7 @@ class _Arranged:
 
 
 def _said(turns: list[Message], systems: Sequence[Message], after: Message | None) -> Message:
-    """Let the user say what systems do: in the turn before, in the one after, or between; the turn
+    """Put system messages into the user's turn before, the one after, or a new one; return the turn
     after."""
     said = _user(_joined(systems))
     if not said["content"]:
@@ -348,8 +349,8 @@ def _takes(template: ChatTemplate, roles: tuple[str, ...], has_tools: bool) -> b
 
 @lru_cache(maxsize=512)
 def _rendered(template: ChatTemplate, roles: tuple[str, ...], has_tools: bool) -> str | None:
-    """The prompt of messages of these roles; None if it lacks what one of them says, or has it in
-    another order: what is put at the beginning later would change all of the prompt."""
+    """The prompt of messages of these roles; None if it lacks the text of one, or has the texts in
+    another order. A later message at the beginning would change all of the prompt."""
     words = [f"localkv-probe-{number}" for number in range(len(roles))]
     messages = [_probe(role, word) for role, word in zip(roles, words, strict=True)]
     has_calls = shows_calls(template)

@@ -239,7 +239,7 @@ def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
 
 @contextmanager
 def _mending(path: Path) -> Iterator[None]:
-    """Say of a file that ends too early what would make it whole."""
+    """The hint for a file that ends too early: how to get the whole file."""
     try:
         yield
     except IncompleteFileError as error:

@@ -51,11 +51,11 @@ class _NothingPrepared:
 
 @dataclass
 class _Listing:
-    """A `TensorSource` of nothing that remembers what it was asked for.
+    """A `TensorSource` without data, which remembers what it was asked for.
 
     Attributes:
-        is_there: of a tensor that a file may do without, by its name.
-        check: called with the name and shape of each tensor, before anything is made of it.
+        is_there: whether the file has an optional tensor, by its name.
+        check: called with each tensor's name and shape, before anything of that shape is made.
     """
 
     is_there: Callable[[str], bool]
@@ -91,7 +91,7 @@ def _listed(listing: _Listing, config: ModelSpec) -> list[tuple[str, tuple[int, 
 
 
 def checked_spec(header: ModelHeader) -> ModelSpec:
-    """Layers, sizes and constants of the model in a file, which its tensors have, too.
+    """Layers, sizes and constants of the model in a file; its tensors confirm the sizes.
 
     Raises:
         ModelFileError: as `model_spec` and `check_tensors`.
@@ -104,7 +104,7 @@ def checked_spec(header: ModelHeader) -> ModelSpec:
 def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
     """Look at all tensors that a model needs before any is read.
 
-    A size that the keys give is used for nothing before a tensor has it, too.
+    No size from the keys is used before a tensor confirms it.
 
     Raises:
         ModelFileError: one is missing, or of the wrong shape; or a matrix has a scale beside it.

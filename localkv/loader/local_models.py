@@ -31,7 +31,7 @@ def local_models(beside: Path | None = None) -> list[LocalModel]:
     """The models on the shelves, then those in the cache, each by name.
 
     Args:
-        beside: a file whose folder's models come before them, as far as they are not among them.
+        beside: a file; the other models in its folder come first, unless they are listed anyway.
     """
     found = []
     for folder in shelf.shelves():

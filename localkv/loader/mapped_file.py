@@ -13,7 +13,7 @@ from localkv.system.bus_errors import watch
 
 
 class IncompleteFileError(ModelFileError):
-    """A file ends before what it announces does."""
+    """A file ends before the data that it announces."""
 
 
 @dataclass(frozen=True, eq=False)

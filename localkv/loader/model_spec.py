@@ -38,9 +38,9 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
 
 
 def _check_blocks(gguf: ModelHeader, architecture: str) -> None:
-    """Refuse a number of layers that the file's tensors don't have, before any is counted up to.
+    """Refuse a number of layers that the file's tensors don't have, before a loop counts to it.
 
-    The blocks that predict further tokens may have been left out.
+    The blocks that predict further tokens may be missing.
     """
     facts = Facts(architecture, "", gguf.metadata, {})
     names = (tensor.split(".", 2) for tensor in gguf.tensors if tensor.startswith("blk."))

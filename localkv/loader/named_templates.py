@@ -41,8 +41,8 @@ def _turns(
     """A template that writes one turn after the other.
 
     Args:
-        user: a user's turn, and that of every role that is not named.
-        assistant, system: theirs; "" for as the user's.
+        user: the turn of a user, and of every other role that has none.
+        assistant, system: their turns; "" if they are like the user's.
         opening: what comes before the answer.
         before: what comes before everything.
         others: turns of other roles.
@@ -60,12 +60,12 @@ def _turns(
 def _instructed(
     opening: str, system: str, user: str, assistant: str, *, again: str | None = None
 ) -> str:
-    """A template that opens an instruction, which holds what the system says, too.
+    """A template that opens an instruction, which also holds the system's text.
 
     Args:
         opening: the beginning of an instruction.
         system, user, assistant: their texts; the assistant's ends the turn.
-        again: the beginning of each further instruction; None for the same.
+        again: the beginning of each further instruction; None if it is like the first.
     """
     further = opening if again is None else again
     return (
@@ -80,11 +80,11 @@ def _instructed(
 
 
 def _merging(before: str, user: str, assistant: str, opening: str = "", *, text: str) -> str:
-    """A template without a place for the system, whose text begins the next user's.
+    """A template without a place for the system, whose text goes into the next user's turn.
 
     Args:
         before: the beginning of a user's turn, which the system's text and an empty line follow.
-        user: the rest of it.
+        user: the rest of a user's turn.
         assistant: an answer.
         opening: what comes before the answer.
         text: how the system's text is put, "{text}" or "{trimmed}".

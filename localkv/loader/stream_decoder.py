@@ -57,7 +57,7 @@ class StreamDecoder:
         """U+FFFD if the last character is still incomplete, else nothing.
 
         Args:
-            is_cut: the rest of the character would have come, so there is none of it.
+            is_cut: the text was cut, so an incomplete character is left out.
         """
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()

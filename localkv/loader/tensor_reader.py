@@ -225,10 +225,10 @@ class TensorReader:
     def rows_of(
         self, name: str, n_groups: int, parts: Sequence[Sequence[int]], n_in: int
     ) -> tuple[Linear, ...]:
-        """Matrices that lie in one of the file, which has no bias, group by group.
+        """Matrices that the file keeps in one matrix, group by group, without a bias.
 
         Args:
-            parts: of each matrix, how many rows each of its parts has in a group. The parts of all
+            parts: for each matrix, how many rows each of its parts has in a group. The parts of all
                 matrices follow one another there; in a matrix all groups of a part are together.
         """
         widths = [width for part in parts for width in part]

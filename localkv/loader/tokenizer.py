@@ -125,7 +125,7 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that a text does not fall short of, from its length alone."""
+        """A lower bound of a text's tokens, from its length alone."""
         if self._longest is None:
             return 0
         is_plain = text.isascii()
@@ -136,7 +136,7 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int | None:
-        """Bytes of the longest token; None where text without tokens is left out."""
+        """Bytes of the longest token; None if the tokenizer leaves out text that has no tokens."""
         tokens = self._vocabulary.tokens
         data = [self.token_bytes(token) for token in range(self.n_vocab) if len(tokens[token]) < 7]
         if len({one for one in data if len(one) == 1}) < 256:

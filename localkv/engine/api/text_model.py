@@ -365,8 +365,8 @@ class TextModel(LoadedModel):
         Nothing in the arguments becomes a control token: the template alone writes those. An
         argument that has no effect with this template is warned of (`UserWarning`).
 
-        Reasoning comes first, between the tags that the model has for it; that of gpt-oss's
-        channels between `<think>` and `</think>`, with the answer after them.
+        Reasoning comes first, between the model's tags for it, and the answer after them. For
+        gpt-oss's channels the tags are `<think>` and `</think>`.
 
         Args:
             messages: a user's text, or {"role": "system" | "developer" | "user" | "assistant" |
@@ -387,7 +387,7 @@ class TextModel(LoadedModel):
                 ends it is put there, and the answer goes on. 0 also sets `enable_thinking` to
                 False where the template reads it; None and -1 set no limit.
             reasoning_effort: the variable of that name: "minimal", "low", "medium", "high", "xhigh"
-                or "max". "none" switches reasoning off, whatever the template has for it.
+                or "max". "none" switches reasoning off, by whatever switch the template has.
             prefill: the answer begins with this text, and so does the stream's (as it does with the
                 tag of a reasoning that the template opens).
             continue_final_message: the last message is the beginning of the answer, as in

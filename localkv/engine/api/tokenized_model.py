@@ -55,7 +55,7 @@ class TokenizedModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the file has a chat template, which need not work."""
+        """Whether the file has a chat template, working or not."""
         return has_chat_template(self.gguf.metadata)
 
     @cached_property

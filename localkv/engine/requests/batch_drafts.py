@@ -81,7 +81,7 @@ class BatchDrafts:
         return Part(request, n_tokens, tuple(drafts))
 
     def _room(self, part: Part, generation: Generation) -> int:
-        """The most guesses that a batch takes and that somebody may want."""
+        """The most guesses that fit into a batch and that any text may want."""
         config, request = self.config, part.request
         ahead = config.ahead - 1 - request.n_unread
         return min(generation.room, ahead, config.n_batch - part.n_tokens)

@@ -53,7 +53,7 @@ class SlotRows:
         return self.slot.piece(request.text, n_tokens)
 
     def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
-        """Whether guesses leave the rows of the next tokens as they are."""
+        """Whether guesses don't change the rows of the next tokens."""
         return self.cache.may_guess(self.slot.sequence, n_tokens, n_drafts)
 
     def retract(self, request: Request, length: int) -> None:

@@ -22,22 +22,22 @@ _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ROLE, _ANSWER = "assistant", "final"
 _MOST_HEADER = 1000
-"""Characters of a message in channels that are kept: its header is among them."""
+"""Characters of a message in channels that are kept, enough for its header."""
 
 
 class ReasoningBudget:
     """Counts the tokens of an answer's reasoning, and says which tokens must come when it is spent.
 
-    Those are the closing tag's; the model goes on after them. They come as well where a model wants
-    to end a text within the reasoning, though something must follow it. Only reasoning at the start
-    of an answer is ended, as it is folded: a tag further on is text. Neither tag counts, unless the
-    model writes it in several tokens: then those of the closing one do.
+    These are the closing tag's tokens; the model goes on after them. They also come if the model
+    wants to end the text within the reasoning, though something must follow. Only reasoning at the
+    start of an answer is ended: a tag further on is text. The tags don't count, but if the model
+    writes the closing tag in several tokens, these do.
 
     Args:
         most: tokens of reasoning; 0 closes it at once, None sets no limit.
         prompt: where the answer begins.
         tokenizer: the model's.
-        calls: what follows the reasoning is a call of a tool, and no answer.
+        calls: a call of a tool follows the reasoning, and no answer.
         must_follow: a grammar says what the text has to go on with.
 
     Attributes:
@@ -82,7 +82,7 @@ class ReasoningBudget:
         return is_open and not (self._calls and _ends_within_character(self._text))
 
     def lead_on(self) -> None:
-        """Have tokens come, and not the end of the text, that lead to what must follow."""
+        """Have the tokens come that lead to what must follow, instead of the end of the text."""
         if self._messages is not None and not self._calls:
             self._force(self._messages.up_to_answer())
         else:
@@ -148,7 +148,7 @@ class _Messages:
     """Where an answer in channels is: in a message's header, in its text, or after it.
 
     Attributes:
-        are_answered: the message has begun that is the answer.
+        are_answered: the message with the answer has begun.
     """
 
     def __init__(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
@@ -160,7 +160,7 @@ class _Messages:
 
     @property
     def are_reasoning(self) -> bool:
-        """Whether the next token is of a message that is reasoning."""
+        """Whether the next token is part of a message that is reasoning."""
         header, begun, text = self._message.partition(_MESSAGE)
         _, _, channel = header.partition(_CHANNEL)
         is_open = bool(begun) and CHANNEL_END not in text

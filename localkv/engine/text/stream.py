@@ -26,7 +26,7 @@ class TokenDecoder(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def flush(self, *, is_cut: bool = False) -> str:
-        """What is left at the end, which `is_cut` where the model would have gone on."""
+        """What is left at the end; `is_cut` if the model would have gone on."""
         ...
 
 
@@ -78,7 +78,7 @@ class Completion:
 class Usage:
     """Token counts, with OpenAI's names.
 
-    Of the prompt `cached_tokens` were not evaluated again. The next `lost_tokens` were the same as
+    `cached_tokens` of the prompt were not evaluated again. The next `lost_tokens` were the same as
     before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
     recurrent layers no state from there. Of the completion, `accepted_tokens` were guessed
     rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`, and

@@ -161,7 +161,7 @@ def _repos() -> list[str]:
 
 
 def cached_name(path: Path) -> str | None:
-    """The name ORG/REPO/FILE of a file in a cache of Hugging Face's, wherever that is."""
+    """The name ORG/REPO/FILE of a file in any cache of Hugging Face's."""
     parts = path.absolute().parts
     for i, part in enumerate(parts[:-3]):
         repo = part.removeprefix("models--").replace("--", "/")

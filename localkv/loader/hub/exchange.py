@@ -103,7 +103,7 @@ def _final_response(client: Any, request: Any) -> Any:
 
 
 def _leads_somewhere(location: str, address: str) -> bool:
-    """Whether a redirect names a place that can be asked, and nobody's name and password."""
+    """Whether a redirect leads to a possible address, without a name and a password."""
     if not location or not can_be_asked(address):
         return False
     try:
@@ -115,7 +115,7 @@ def _leads_somewhere(location: str, address: str) -> bool:
 
 
 def can_be_asked(address: str) -> bool:
-    """Whether an address is one of HTTP: its host and its port are such as there can be."""
+    """Whether an address is one of HTTP, with a possible host and port."""
     try:
         parts = urlsplit(address)
         host, port = (parts.hostname or "").removesuffix("."), parts.port
