@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,9 @@ def test_a_template_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tiny_model.gguf, "GGUFWriter", Writer)
     llm = LLM(tiny_model.write_tiny_model(tmp_path / "tools.gguf"), n_ctx=64)
     assert llm.chat_prompt(HELLO).text == HELLO[0]["content"]
-    with_tools = llm.chat_prompt(HELLO, tools=[{"name": "weather"}])
-    assert with_tools.text == f'[{{"name": "weather"}}], {HELLO[0]["content"]}'
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    with_tools = llm.chat_prompt(HELLO, tools=tools)
+    assert with_tools.text == f"{json.dumps(tools)}, {HELLO[0]['content']}"
     assert with_tools.warnings == ()
 
 
