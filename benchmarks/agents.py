@@ -1,22 +1,22 @@
-"""Let agents and client libraries hold a conversation with a server, and look whether they can.
+"""Let agents and client libraries hold a conversation with a server, and see whether they can.
 
     python benchmarks/agents.py --npm FOLDER --python PYTHON --json FILE
 
-Nobody measures here how good a model is: `tests/support/scripted_server.py` is `localkv serve` with
-the model that ships, of which a script says what each answer is. The chat template refuses system
+This does not measure how good a model is: `tests/support/scripted_server.py` is `localkv serve`
+with the model that ships, and a script says what each answer is. The chat template refuses system
 messages after the first message. Each agent runs as its users run it, without a terminal, with the
-settings that `localkv serve --print-config` prints, with a server and a home folder of its own. It
-is asked twice, in one conversation, to read a file and to tell the number in it. The table shows
-what came of it: turns whose answer had the number, calls of tools, and tokens of prompts by the
-server's log: of the first request, of all later ones together, and how many of these the model had
-to read, as the cache did not have them.
+settings that `localkv serve --print-config` prints, and with a server and a home folder of its own.
+It is asked twice, in one conversation, to read a file and to tell the number in it. The table shows
+the turns whose answer had the number, the calls of tools, and tokens of prompts from the server's
+log: those of the first request, those of all later ones together, and how many of the later ones
+the model had to read, since the cache did not have them.
 
-FOLDER is where these were installed (programs that are not there are left out):
+FOLDER is where these were installed (missing programs are left out):
 
     npm install @anthropic-ai/claude-code @openai/codex opencode-ai
 
-PYTHON is an interpreter that has the packages llm, openai, anthropic, ollama, litellm and
-langchain-openai; those that it lacks are left out.
+PYTHON is an interpreter with the packages llm, openai, anthropic, ollama, litellm and
+langchain-openai; missing packages are left out.
 
 Agents are kept from the network by a proxy that is not there, and run without a sandbox.
 """
@@ -44,7 +44,8 @@ from support.scripted_server import ASK  # noqa: E402
 SECONDS = 600.0
 """The longest that a turn may take."""
 CONTEXT = 131_072
-"""Tokens: the model that ships has short ones, two or three to one of a large model's."""
+"""Tokens of context. The tokens of the model that ships are short: two or three make one of a large
+model."""
 MODEL = "tales"
 
 
@@ -218,11 +219,11 @@ class Row:
     """What came of one client's conversation.
 
     Attributes:
-        turns: of which the answer had the number.
-        calls: of tools that the model made.
+        turns: how many had the number in their answer.
+        calls: how many calls of tools the model made.
         first: tokens of the first prompt that shows tools.
-        later: tokens of all later ones together.
-        read: of these, tokens that the model had to read.
+        later: tokens of all later prompts together.
+        read: how many of the later tokens the model had to read.
         problem: what went wrong.
     """
 

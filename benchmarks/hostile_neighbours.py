@@ -1,4 +1,4 @@
-"""Serve a polite client while others send what does harm, one kind of it after the other.
+"""Serve a polite client while others send harmful requests, one kind after the other.
 
     python benchmarks/hostile_neighbours.py
 
@@ -8,12 +8,11 @@ then of the next: numbers that no field can hold, bodies that are slow to read, 
 strings by the thousand, grammars that take long, connections that break off. They need not get an
 answer, but the polite client must.
 
-The table has a line for each kind: how many requests were sent and what they got, the latest
-`/health` and the slowest gap between two tokens of the polite client meanwhile, and the most
-memory that the server's front, its engine, and all its other processes took. A step of the engine
-is planned to take 100 ms, so a gap of three steps is 300 ms. Exit code 1 says that something was
-too late or too large, that a status was not as it should be, or that texts, pages or the server
-itself were lost.
+The table has a line for each kind: how many requests were sent and what they got, the polite
+client's slowest `/health` and longest gap between two tokens meanwhile, and the most memory that
+the server's front, its engine, and all its other processes took. A step of the engine is planned to
+take 100 ms, so a gap of three steps is 300 ms. Exit code 1 says that something was too late or too
+large, that a status was wrong, or that texts, pages or the server itself were lost.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def schema(value: Any) -> Request:
 
 
 def chain(kind: Callable[[str], Any], n: int) -> Any:
-    """A schema that names another, that names another, and so on."""
+    """A chain of schemas, each of which names the next."""
     names = {f"d{i}": kind(f"#/$defs/d{i + 1}") for i in range(n)}
     return {"$defs": {**names, f"d{n}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
 
@@ -148,7 +147,7 @@ def odd_sampling() -> Iterator[Request]:
 
 
 def slow_bodies() -> Iterator[Request]:
-    """Bodies that take long to read for who is not careful."""
+    """Bodies that take a careless reader long."""
     yield "/tokenize", b'{"content":"' + b'\\"' * 32_000
     yield "/tokenize", b'{"content":"' + b'\\"' * 4_000_000
     yield "/completion", b"[" * 8_000_000
@@ -177,7 +176,7 @@ def long_texts() -> Iterator[Request]:
 
 
 def long_lists() -> Iterator[Request]:
-    """Lists of which each item costs something, at each token perhaps."""
+    """Lists whose items each cost something, some at each token."""
     yield completion(samplers="k" * 100_000, n_predict=900, ignore_eos=True)
     yield completion(samplers=["penalties"] * 10_000, n_predict=900, ignore_eos=True)
     breakers = [f"b{i}" for i in range(20_000)]
@@ -387,7 +386,7 @@ def memory_of(server: Server) -> tuple[int, int, int]:
 
 
 def lost(port: int) -> list[str]:
-    """What is not as it was before anybody asked."""
+    """What differs from before anybody asked."""
     end = time.monotonic() + IDLE_SECONDS
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)

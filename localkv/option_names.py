@@ -1,4 +1,4 @@
-"""The name that was meant by one that does not exist, and the errors that say so.
+"""The right name for a mistyped one, and the errors that suggest it.
 
 Options have llama.cpp's names. Users bring those of other libraries along.
 """
@@ -58,8 +58,8 @@ class UnknownOptionError(UsageError, TypeError):
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt or shortened one comes nearest to.
 
-    Case and the dashes of an option don't count. Of names that are equally near, one whose digits
-    are nearer comes first; 9 is as near to 0 as on a keyboard.
+    Case and the dashes of an option don't count. Among equally near names, the one with nearer
+    digits wins; 9 is next to 0, as on a keyboard.
     """
     from difflib import SequenceMatcher
 
@@ -78,7 +78,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 _LEAST_LIKENESS = 0.6
 _LONGEST = 256
-"""Characters of a name that others are compared with, which takes their square."""
+"""Most characters of a name that is compared, since the time grows with their square."""
 
 
 def _bare(name: str) -> str:
@@ -104,8 +104,8 @@ def unknown_name(what: str, name: str, known: Iterable[str], listing: str = "") 
 
     Args:
         what: what it should name, such as "unknown device".
-        known: those that there are; the hint has all of them if they are few.
-        listing: the hint if they are many: where they are listed.
+        known: the names that exist; the hint has all of them if they are few.
+        listing: where the names are listed, for the hint if they are many.
     """
     known = list(known)
     nearest = nearest_name(name, known)

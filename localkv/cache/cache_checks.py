@@ -34,7 +34,7 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
 
 
 def check_exact_rows(caches: Sequence[CacheConfig], groups: Sequence[CacheGroup]) -> None:
-    """Refuse a tail or a sink that none of several caches would have.
+    """Refuse a tail or a sink that would not work in any of several caches.
 
     Raises:
         UsageError: names the setting.

@@ -166,7 +166,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Of a prompt of `n_prompt` tokens, `n_read` are evaluated; `n_cached` were before it came."""
+    """`n_read` of a prompt's `n_prompt` tokens are evaluated; `n_cached` were before it came."""
 
     n_read: int
     n_prompt: int

@@ -182,8 +182,8 @@ def _pages(llm: LLM) -> tuple[int, ...]:
 
 
 def _progress(stream: TextStream, n_batch: int) -> Iterator[PromptProgress]:
-    """How far the prompt of a stream is read until the first token is there, if it takes several
-    batches."""
+    """How much of a stream's prompt is read, again and again until the first token comes, if the
+    prompt takes several batches."""
     n_prompt, request = stream.stats.n_prompt, stream.generation.request
     if n_prompt > n_batch:
         yield PromptProgress(0, n_prompt)

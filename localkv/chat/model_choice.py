@@ -47,26 +47,26 @@ class Models:
     """The models that a chat can go over to.
 
     Attributes:
-        beside: the file that is open, or a server's address; models in its folder are among them.
+        beside: the open file, whose folder is listed, too; or a server's address.
     """
 
     beside = ""
 
     def all(self) -> list[LocalModel]:
-        """Those on this machine, the ones in the folder of the open model first."""
+        """The models on this machine, with the open model's folder first."""
         is_file = self.beside and not is_url(self.beside)
         return local_models(Path(self.beside) if is_file else None)
 
     def with_context(
         self, options: EngineOptions, had: SessionCache, *, names_types: bool
     ) -> EngineOptions | None:
-        """The options with the context that a session had before, where they choose none; None if
-        that is no larger than the one that they stand for.
+        """The options with a session's former context, if they choose none; None if that is no
+        larger than the context of the options.
 
         Args:
             options: the model, and how it would be loaded.
             had: what the session ran with.
-            names_types: the options choose types; else those that the session had come along.
+            names_types: the options choose types; if not, the session's types are taken.
 
         Raises:
             ModelFileError: the file can't be used.

@@ -306,7 +306,7 @@ class ServerEngine:
 
 
 def _progress_of(chunk: Mapping[str, Any]) -> PromptProgress | None:
-    """How far the prompt is read, if a chunk says that."""
+    """How much of the prompt is read, if a chunk says so."""
     told = chunk.get("prompt_progress")
     if not isinstance(told, Mapping):
         return None

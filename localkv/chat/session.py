@@ -145,7 +145,7 @@ class ChatSession:
         return {**self._settings(), **cache}
 
     def runs_with(self, facts: EngineFacts) -> None:
-        """Note the context that it runs with, unless it had a larger one; `save` writes it."""
+        """Note the session's context, unless it had a larger one before; `save` writes it."""
         if facts.server or (self.cache.n_ctx or 0) >= facts.n_ctx:
             return
         types: tuple[str | None, str | None] = facts.type_k, facts.type_v

@@ -209,7 +209,7 @@ def _run(
 
 
 def _check_server_alone() -> None:
-    """Refuse a model beside a server, which has its own.
+    """Refuse a model together with a server, which has its own.
 
     Raises:
         UsageError: names the option.

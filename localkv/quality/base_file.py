@@ -165,8 +165,7 @@ class BaseFile:
         )
 
     def _read(self, name: str) -> NDArray[Any]:
-        """An array, of as many bytes as the file has of it: what a header declares is compared with
-        them first.
+        """An array. What its header declares is first compared with the bytes that the file has.
 
         Raises:
             LocalKVError: it is not there, or not as a base has it.

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from localkv.sampling.state import SamplerState
 
 Tails = frozenset[tuple[int, ...]]
-"""The tokens that complete a sequence breaker which begins in some token, each way that there is;
-none at all where the token holds the whole breaker."""
+"""The tokens that complete a sequence breaker which begins in some token, in each possible way; no
+tokens if that token holds the whole breaker."""
 NONE: Tails = frozenset()
 LONGEST_TAIL = 20
 LONGEST_BREAKER_BYTES = 40
 _MOST_LENGTHS = 32
-"""Lengths of runs that are looked for one by one, before all are at once."""
+"""Lengths of runs that are tried one by one, before all are found at once."""
 
 
 class Breakers:
     """The token sequences in which a sequence breaker can turn up.
 
-    Either one token holds the breaker, or a token ends with its beginning and the rest follows, as
+    Either a token holds the breaker, or a token ends with its beginning and the rest follows, as
     the tokenizer cuts it. As in llama.cpp a breaker is cut to 40 bytes and the rest to 20 tokens.
     A token is looked at when it turns up, since a vocabulary has too many of them.
 
@@ -56,7 +56,7 @@ class Breakers:
         self._rests = dict[str, tuple[int, ...]]()
 
     def __call__(self, token: int) -> Tails:
-        """What completes the breakers that begin in a token."""
+        """The tokens that complete the breakers which begin in a token."""
         tails = self._tails.get(token)
         if tails is None:
             tails = self._tails[token] = self._found(self._token_text(token))
@@ -72,7 +72,7 @@ class Breakers:
         return frozenset(found)
 
     def _rest(self, text: str) -> tuple[int, ...]:
-        """The first tokens of what follows the beginning of a breaker."""
+        """The first tokens of the rest of a breaker."""
         ids = self._rests.get(text)
         if ids is None:
             cut = () if self._tokenize is None else self._tokenize(text)
@@ -81,7 +81,7 @@ class Breakers:
 
 
 def broken_at(tokens: Sequence[int], i: int, tails_of: Callable[[int], Tails]) -> int:
-    """Where the last breaker begins that token `i` completes; -1 if it completes none."""
+    """Where the last breaker that token `i` completes begins; -1 if it completes none."""
     for start in range(i, max(-1, i - LONGEST_TAIL - 1), -1):
         tails = tails_of(tokens[start])
         if tails and tuple(tokens[start + 1 : i + 1]) in tails:
@@ -129,8 +129,8 @@ def repeats(recent: Ints, most: int, before: Ints | None = None) -> Ints:
 
 
 def _common_ends(tokens: list[int]) -> Ints:
-    """What `repeats` says, without a limit: the Z algorithm (Gusfield 1997) from the end on, a
-    step for each token however long the runs are."""
+    """What `repeats` says, without a limit. The Z algorithm (Gusfield 1997), from the end on, takes
+    a step for each token, however long the runs are."""
     tokens.reverse()
     n = len(tokens)
     found, left, right = [0] * n, 0, 0

@@ -1,8 +1,8 @@
 """`RANGES`: the least and the most of every number that says how tokens are drawn.
 
-Within them, no sampler makes infinity or NaN of finite logits, whatever the order of the chain: a
+Within them no sampler turns finite logits into infinity or NaN, in any order of the chain: a
 float32 times or divided by a few of these stays far below 1e308. `SamplingParams` checks them, and
-the server's table of limits shows them; this module imports nothing, so that both can.
+the server's table of limits shows them. This module imports nothing, so that both can import it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 LEAST_TEMPERATURE = 1e-30
 """The lowest temperature above 0."""
 MOST_BIAS = 1e30
-"""Most that may be added to a logit, or taken off."""
+"""The most that a bias may add to a logit, or take off."""
 
 
 class Range(NamedTuple):
-    """From the least to the most, both included; integers where the number is one."""
+    """The least and the most, both included; integers for a whole number."""
 
     least: Any
     most: Any
@@ -55,9 +55,9 @@ RANGES = {
     "dry_allowed_length": _COUNT,
     "dry_penalty_last_n": _LAST_N,
 }
-"""By the names of `SamplingParams`."""
+"""The ranges, by the names of `SamplingParams`."""
 
 MOST_BREAKERS = 32
-"""Sequence breakers of DRY."""
+"""Most sequence breakers of DRY."""
 LONGEST_BREAKER = 128
-"""Characters of one; the first 40 bytes count."""
+"""Most characters of a breaker; its first 40 bytes count."""

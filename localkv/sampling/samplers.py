@@ -124,8 +124,8 @@ def xtc(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
 
 
 def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
-    """Divides the logits by the temperature; one that is not positive leaves the largest only, and
-    so does one that is too small to divide by.
+    """Divides the logits by the temperature. One that is not positive, or too small to divide by,
+    leaves only the largest.
 
     With a range the temperature is, after kalomaze's dynamic temperature,
     `low + (high - low) * (entropy / log(n)) ** exponent`, with `low = max(0, temp - range)` and

@@ -24,8 +24,8 @@ class Snapshot(NamedTuple):
     Attributes:
         n_accepted: tokens of the text.
         random: state of the generator.
-        runs: what is known of repeats there.
-        breaker: what is known of breakers: after how many tokens, where the last begins and ends.
+        runs: the repeats that are known there.
+        breaker: how many tokens were searched for breakers, and where the last begins and ends.
     """
 
     n_accepted: int
@@ -41,7 +41,7 @@ class SamplerState:
         seed: of the random generator.
         n_ctx: tokens of context, which a `last_n` of -1 stands for.
         windows: the `last_n` of each sampler.
-        tails_of: what completes DRY's sequence breakers that begin in a token (`Breakers`).
+        tails_of: the tokens that complete DRY's breakers which begin in a token (`Breakers`).
 
     Attributes:
         random: the generator.
@@ -124,8 +124,8 @@ class SamplerState:
         return lengths
 
     def since_breaker(self, last_n: int) -> int:
-        """How many of the last tokens come after the last sequence breaker; all of them, if there
-        is none among them."""
+        """How many of the last tokens follow the last sequence breaker; all of them if they have
+        none."""
         kept, n = self._accepted, self.n_accepted
         n_window = min(len(kept), self._window(last_n))
         n_known, start, end = self._breaker

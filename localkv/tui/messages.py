@@ -51,7 +51,7 @@ class EngineFailed(EngineMessage):
 
 @dataclass
 class PromptRead(EngineMessage):
-    """More of the prompt is read; the answer begins when all of it is."""
+    """More of the prompt is read; the answer begins after its end."""
 
     progress: PromptProgress
 

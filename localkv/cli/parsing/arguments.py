@@ -1,8 +1,8 @@
 """Looks through a command's arguments before click parses them.
 
-Answers other programs' flags, says of an unknown option which command has it or which option is
-nearest, takes a word that ends in .gguf for a model, refuses two values where one would be lost,
-and writes the rest the way click wants it. A value is never taken for a flag: it is known which
+Answers other programs' flags, names the command that has an unknown option or the option nearest to
+it, takes a word that ends in .gguf for a model, refuses two values where one would be lost, and
+writes the rest the way click wants it. A value is never taken for a flag, since it is known which
 options take one.
 """
 
@@ -19,7 +19,7 @@ from localkv.errors import UsageError, printable
 
 _MOST_OWNERS = 3
 _MOST_SHOWN = 200
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 _MODEL = "-m"
 """The option that a word ending in .gguf belongs to."""
 
@@ -76,7 +76,7 @@ def check_arguments(
 
 
 class _Given:
-    """The values that options have on a command line, to find those of which one would be lost."""
+    """The values of options on a command line, to find an option with two."""
 
     def __init__(self, command: click.Command, ctx: click.Context) -> None:
         self._params = {
@@ -97,10 +97,10 @@ class _Given:
             self._values.setdefault(param.name or "", []).append(value)
 
     def overridden(self) -> list[str]:
-        """Notes about numbers and choices, of which the last one counts, as for llama.cpp.
+        """Notes about numbers and choices with two values: the last one counts, as in llama.cpp.
 
         Raises:
-            UsageError: there are two texts or files, of which nobody would expect to lose one.
+            UsageError: there are two texts or files, and nobody expects to lose one.
         """
         notes = []
         by_name = {param.name: param for param in self._params.values()}

@@ -1,7 +1,7 @@
 """llama.cpp's and ollama's flags that mean nothing here, and the advice for users who paste one.
 
-One that would change nothing is skipped with a note; so is one for which there is nothing here yet,
-if the result is the same without it, and the note says so; one that would change the result is
+A flag that would change nothing is skipped with a note. So is a flag that is not supported yet, if
+the result is the same without it; its note says so. A flag that would change the result is
 refused. An option that a command has itself is never looked up here.
 
 Advice names options plainly: where a command lacks one, `arguments.py` names a command that has it.
@@ -30,8 +30,8 @@ class ForeignFlag:
         advice: the reason why it is not needed, or the alternative.
         n_values: arguments that follow it.
         optional_values: words that belong to it if they follow it.
-        kind: it changes nothing here; there is nothing for it, but the result is the same; or it
-            would change the result.
+        kind: it changes nothing here, it is not supported but the result is the same, or it would
+            change the result.
         except_values: with one of these, "not needed" becomes "refused", and the others
             "not needed".
     """

@@ -53,7 +53,7 @@ FILE = FileName()
 
 
 class Choice(click.Choice[str]):
-    """One of some names; the error about another one has the nearest."""
+    """One of some names; the error about another name says which is nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:

@@ -46,7 +46,7 @@ def report(error: Exception) -> int:
 
 
 _MOST_CHARACTERS = 600
-"""Of a line, which may repeat what was typed."""
+"""Most characters of a line, which may repeat what was typed."""
 
 
 def _shortened(text: str) -> str:

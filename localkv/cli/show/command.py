@@ -314,7 +314,7 @@ def _count(n: int) -> str:
 
 
 def _template_flag() -> Option:
-    """`--template`. Elsewhere `--chat-template` takes a name, and so do its variables."""
+    """`--template`; the `--chat-template` of other commands, and its variable, take a name."""
     names = "--template", "--chat-template"
     help_text = "Print the chat template as it is, nothing else."
     made = flag("template", *names, panel="Output", help=help_text)

@@ -23,7 +23,7 @@ from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.answer_markdown import AnswerMarkdown
 
 READING_SECONDS = 0.5
-"""The seconds that are left while a prompt is read are drawn so often."""
+"""Seconds between two drawings of the time that is left while a prompt is read."""
 
 _ENDINGS = {
     "cancelled": "stopped",
@@ -34,7 +34,7 @@ _ENDINGS = {
 
 
 class PromptReading:
-    """How far a prompt is read, and how long the rest takes at the rate so far.
+    """How much of a prompt is read, and how long the rest takes at the rate so far.
 
     Args:
         clock: seconds.
@@ -55,7 +55,7 @@ class PromptReading:
         self._last = now, progress
 
     def seconds_left(self) -> float | None:
-        """None as long as nothing was measured."""
+        """Seconds that are left; None before anything was measured."""
         if self._first is None or self._last is None:
             return None
         (began, n_before), (now, progress) = self._first, self._last
