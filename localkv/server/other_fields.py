@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from localkv.server.failures import unsupported
+from localkv.server.failures import RequestError, unsupported
 from localkv.server.request_record import warn
 
 _STRUCTURE = (
@@ -139,6 +139,17 @@ def check_others(body: msgspec.Struct, kind: type[msgspec.Struct]) -> None:
         value = getattr(body, name)
         if value in (None, False, "", [], {}) or value in ASKS_NOTHING.get(name, ()):
             continue
+        if name == "thread":
+            raise _no_thread()
         if name in REFUSED:
             raise unsupported(name, REFUSED[name])
         warn(f"{name} has no effect: {NOTED[name]}")
+
+
+def _no_thread() -> RequestError:
+    """A conversation is to be stored; in Anthropic's words, by which its library sends all of it
+    again, and the field no more."""
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return RequestError(
+        501, "thread is not supported", REFUSED["thread"], extra={"details": details}
+    )

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 
 from support.conversations import ANSWERS, CONVERSATIONS, FILES
 from support.paths import DATA, TESTS
+from support.scripted_server import ASK
 from support.server import RunningServer
 
 REQUESTS = json.loads((DATA / "agent_requests.json").read_text())
@@ -55,3 +57,22 @@ def test_what_an_agent_sends_is_answered(scripted: RunningServer, agent: str):
 def test_the_tools_of_an_agent_can_be_required(scripted: RunningServer, agent: str):
     body = {**REQUESTS[agent]["body"], "stream": False, "tool_choice": REQUIRED[agent]}
     assert scripted.post(REQUESTS[agent]["path"], body)[0] == 200
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+def test_anthropics_runner_of_tools_ends(scripted: RunningServer, streams: bool):
+    """It asks the server to store the conversation, and goes on where that says no."""
+
+    @anthropic.beta_tool
+    def read_file(path: str) -> str:
+        """Read a file."""
+        return FILES[path]
+
+    path = next(iter(FILES))
+    asked: Any = [{"role": "user", "content": ASK.format(path=path)}]
+    with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+        runner: Any = client.beta.messages.tool_runner(
+            model="tales", max_tokens=200, messages=asked, tools=[read_file], stream=streams
+        )
+        last = runner.until_done()
+    assert last.content[0].text == ANSWERS[0]
