@@ -75,6 +75,8 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "ids": (NATIVE, lambda: _json({"prompt": [1] * 900_000})),
     "tokens": ("/tokenize", lambda: _json({"content": "a " * 500_000, "with_pieces": True})),
     "detokenize": ("/detokenize", lambda: _json({"tokens": [300] * 500_000})),
+    "odd numbers": (NATIVE, lambda: b'{"prompt":[' + b"1e-322," * (N // 7) + b"1]}"),
+    "some odd numbers": (NATIVE, lambda: b'{"prompt":[' + b"1e-322," * 4_500 + b"1]}"),
     "biases": (NATIVE, lambda: _json({"prompt": "a", "logit_bias": [["aa", 1]] * 40_000})),
     "bias": (NATIVE, lambda: _json({"prompt": "a", "logit_bias": [["a b " * 250_000, 1]]})),
     "stop": (OLLAMA, lambda: _json({"model": "m", "options": {"stop": ["a" * 100_000] * 10}})),
