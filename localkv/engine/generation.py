@@ -127,6 +127,7 @@ class Generation(Iterator[int]):
         self._n_logprobs = logprobs
         self.predictions = predictions
         self._ranked = list[RankedToken]()
+        self._n_taken = 0
         self._among: tuple[Ints, Floats] | None = None
         self.ranks_after_samplers = False
         room = n_ctx - request.n_prompt
@@ -175,8 +176,15 @@ class Generation(Iterator[int]):
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
-        """Of the tokens so far, if they were asked for."""
-        return self._ranked[: self.stats.n_generated]
+        """Of the tokens so far, if they were asked for, without those that were taken."""
+        return self._ranked[: self.stats.n_generated - self._n_taken]
+
+    def take_logprobs(self) -> Sequence[RankedToken]:
+        """Those that are there, which are kept no longer."""
+        taken = self.logprobs
+        self._n_taken += len(taken)
+        del self._ranked[: len(taken)]
+        return taken
 
     def __next__(self) -> int:
         if self.finish_reason is not None:

@@ -28,6 +28,7 @@ from localkv.server.wire import (
     FromEngine,
     Load,
     Message,
+    Piece,
     Progress,
     Refused,
     SlotAction,
@@ -77,6 +78,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
 
     Attributes:
         observer: is told what happens to them.
+        keep: is told of bytes of events that wait, and of fewer once they are read; raises
+            RequestError where there is no room.
     """
 
     def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
@@ -89,6 +92,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.observer: ObservedTexts | None = None
+        self.keep: Callable[[int], None] = lambda n_bytes: None
+        self._n_kept = 0
 
     def end_after(self, seconds: float) -> None:
         """Let those that have not ended by then fail, with status 504."""
@@ -102,7 +107,17 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._timer = asyncio.get_running_loop().call_later(seconds, expire)
 
     def put(self, event: Event) -> None:
-        """An event of one of the texts."""
+        """An event of one of the texts. Those that wait for a slow reader take memory: where it
+        has no more, the texts end."""
+        n_bytes = _n_bytes(event)
+        try:
+            self.keep(n_bytes)
+        except RequestError as error:
+            self.break_off("disconnected")
+            self._client.forget(self._open)
+            self.fail(error)
+            return
+        self._n_kept += n_bytes
         self._events.append((self._numbers[event.id], event))
         if self.observer is not None:
             self.observer.take(event)
@@ -157,6 +172,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
             await self._news.wait()
             self._news.clear()
         events, self._events = self._events, []
+        self.keep(-self._n_kept)
+        self._n_kept = 0
         return events
 
     def close(self) -> None:
@@ -404,6 +421,14 @@ class EngineClient:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         last = lines[-1].removeprefix("error: ") if lines else None
         return EngineStoppedError(f"the engine stopped ({how})", last)
+
+
+def _n_bytes(event: Event) -> int:
+    """What an event takes in memory, about."""
+    if not isinstance(event, Piece):
+        return 0
+    n_ranked = sum(1 + len(one.top_logprobs) for one in event.logprobs)
+    return 300 + len(event.text) + 250 * n_ranked
 
 
 def _numbered(request: Submit, id: int) -> Submit:

@@ -258,6 +258,8 @@ class Front:
             texts = client.submit(requests)
             try:
                 texts.end_after(self.settings.timeout)
+                if record is not None:
+                    texts.keep = record.keep
                 if self.metrics is not None:
                     lengths = (len(one.ids) for one in requests)
                     n_prompts = dict(zip(texts.ids, lengths, strict=True))

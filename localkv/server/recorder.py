@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -37,6 +38,7 @@ class Recorder:
         given = Headers(scope=scope).get("x-request-id", "")
         record = RequestRecord(request_id(given), scope["method"], scope["path"])
         record.address = (scope.get("client") or ("",))[0]
+        record.keep = partial(self._front.work.keep, record)
         scope.setdefault("state", {})["record"] = record
         token = current.set(record)
 

@@ -26,6 +26,8 @@ class RequestRecord:
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
         at_end: called when nothing more is sent, whatever the reason; ends what is still open.
+        keep: is told of bytes that the request needs, and of fewer when they are free again; raises
+            RequestError where there is no room.
     """
 
     id: str
@@ -42,6 +44,7 @@ class RequestRecord:
     ended: str = ""
     warnings: tuple[str, ...] = ()
     at_end: list[Callable[[], None]] = field(default_factory=list)
+    keep: Callable[[int], None] = lambda n_bytes: None
     started: float = field(default_factory=time.perf_counter)
 
     @property

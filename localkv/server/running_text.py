@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 from localkv.engine.api.text_model import TextModel
+from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.text.stream import TextStream
 from localkv.errors import LocalKVError
 from localkv.loader.chat_prompt import ChatPrompt
@@ -31,7 +32,6 @@ class RunningText:
         self.has_ended = False
         self._generation = generation
         self._n_held = -1  # no row of its prompt is known
-        self._n_logprobs = 0
         self._tells_tokens = tells_tokens
         self._n_told = 0
 
@@ -89,23 +89,18 @@ class RunningText:
             text, error = None, as_known(problem)
         events = self._reading()
         has_ended = text is None or self._generation.finish_reason is not None
-        if text or self._logprobs_are_new() or (has_ended and self._untold()):
-            events.append(self._piece(text or ""))
+        logprobs = self.stream.take_logprobs()
+        if text or logprobs or (has_ended and self._untold()):
+            events.append(self._piece(text or "", logprobs))
         if has_ended:
             self.has_ended = True
             events.append(self._ended(error))
         return events
 
-    def _logprobs_are_new(self) -> bool:
-        all_of_them = self.stream.token_logprobs
-        return all_of_them is not None and len(all_of_them) > self._n_logprobs
-
-    def _piece(self, text: str) -> Piece:
-        new = (self.stream.token_logprobs or ())[self._n_logprobs :]
-        self._n_logprobs += len(new)
+    def _piece(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> Piece:
         tokens = self._untold()
         self._n_told += len(tokens)
-        return Piece(self.id, text, self.stream.stats.n_generated, new, tokens)
+        return Piece(self.id, text, self.stream.stats.n_generated, logprobs, tokens)
 
     def _untold(self) -> tuple[int, ...]:
         """Tokens that no piece has named, if pieces do."""

@@ -96,6 +96,15 @@ def test_a_stream_yields_them_as_it_goes(llm: LLM) -> None:
     assert llm.stream(PROMPT).token_logprobs is None
 
 
+def test_those_that_are_taken_are_kept_no_longer(llm: LLM) -> None:
+    whole = llm.complete(PROMPT, max_tokens=10, seed=1, logprobs=1).logprobs
+    stream = llm.stream(PROMPT, max_tokens=10, seed=1, logprobs=1)
+    taken = [one for _ in stream for one in stream.take_logprobs()]
+    assert (tuple(taken), stream.completion.logprobs) == (whole, ())
+    assert not stream.generation._ranked
+    assert llm.stream(PROMPT).take_logprobs() == ()
+
+
 def test_parts_of_characters_are_bytes(llm: LLM) -> None:
     """Tokens of a byte each, which are drawn by force."""
     ids = [llm.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "€".encode()]

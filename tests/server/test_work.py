@@ -6,15 +6,32 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
+from localkv.chat.engine import EngineOptions
+from localkv.engine.logprobs import TokenLogprob, TopLogprob, as_openai
 from localkv.server import json_body, work
+from localkv.server.engine_client import EngineClient, Texts
+from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
-from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_PARTS, Nesting, nesting
+from localkv.server.json_answer import JsonLists
+from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_ODD, MOST_PARTS, Nesting, nesting
 from localkv.server.request_record import RequestRecord, current
-from localkv.server.work import LONG_SECONDS, NICE, QUICK_SECONDS, SMALL, Bodies, Pool, Work
+from localkv.server.wire import Piece
+from localkv.server.work import (
+    LONG_SECONDS,
+    MOST_OF_CLIENT,
+    NICE,
+    QUICK_SECONDS,
+    SMALL,
+    Bodies,
+    Pool,
+    Work,
+)
 from localkv.system.limited_process import OverTimeError, Pace, _turn
 from support.front import front_of, said, served
 
@@ -137,6 +154,41 @@ async def test_bodies_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not front.work.bodies._n_bytes
 
 
+TOP = tuple(TopLogprob(i, "a", b"a", -1.0) for i in range(100))
+PIECE = Piece(1, "a", 1, (TokenLogprob(1, "a", b"a", -1.0, TOP),))
+
+
+async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
+    work, record = Work(), RequestRecord("x", "POST", "/", "127.0.0.1")
+    texts = Texts(EngineClient(EngineOptions("none.gguf")), [1])
+    texts.keep = partial(work.keep, record)
+    for _ in range(10_000):
+        texts.put(PIECE)
+        assert await anext(texts) == [(0, PIECE)]
+    assert not record.n_kept
+    for _ in range(10_000):
+        texts.put(PIECE)
+    assert work.bodies._n_bytes < MOST_OF_CLIENT
+    await anext(texts)
+    with pytest.raises(RequestError, match="this client"):
+        await anext(texts)
+    work.give_back(record)
+    assert not work.bodies._of_client
+
+
+async def test_an_answer_that_is_sent_whole_is_bounded() -> None:
+    work, record = Work(), RequestRecord("x", "POST", "/", "127.0.0.1")
+    record.keep = partial(work.keep, record)
+    current.set(record)
+    lists, logprobs = JsonLists(), as_openai(PIECE.logprobs)
+    lists.add(logprobs)
+    lists.add(logprobs)
+    whole = msgspec.json.decode(to_json(lists.whole("content", "others")))
+    assert whole == {"content": 2 * logprobs["content"], "others": []}
+    with pytest.raises(RequestError, match="this client"):
+        lists.add({"more": ["a" * MOST_OF_CLIENT]})
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -214,12 +266,22 @@ def test_nesting_is_the_same_in_pieces(
         (b"[" + b"{}," * MOST_PARTS + b"1]", "objects, lists and strings"),
         (b"[" + b'"",' * MOST_PARTS + b"1]", "objects, lists and strings"),
         (b"[" + b"1," * (MOST_ITEMS + 1) + b"1]", "commas"),
+        (b"[" + b"1e-322," * (MOST_ODD + 1) + b"1]", "exponents"),
+        (b"[" + b"2.2250738585072011E-308," * (MOST_ODD + 1) + b"1]", "exponents"),
+        (b"[" + b"9" * 4000 + b"," + b"9" * 65 * MOST_ODD + b"]", "24 digits"),
+        (b"[" + b"9007199254740993.0," * (21 * MOST_ODD) + b"1]", "24 digits"),
     ],
 )
 def test_too_much_of_anything_is_refused(body: bytes, says: str) -> None:
     with pytest.raises(RequestError, match=says) as refused:
         nesting(body)
     assert refused.value.status == 400
+
+
+def test_many_numbers_as_programs_write_them_pass() -> None:
+    biases = ",".join(f'"{i}": {i / 7}' for i in range(4096))
+    texts = ",".join(['"1e5"'] * 2 * MOST_ODD)
+    assert nesting(f'{{"a": {{{biases}}}, "b": [{texts}, true, false, 1e-6]}}'.encode()).levels == 2
 
 
 async def test_work_for_a_large_body_is_done_in_a_thread() -> None:

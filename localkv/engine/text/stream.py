@@ -276,6 +276,15 @@ class TextStream(Iterator[str]):
                 self._logprobs.append(named(one, self._token_bytes))
             return tuple(self._logprobs)
 
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Those of tokens since the last call, which are kept no longer: where only this is called,
+        a long text takes no memory for them."""
+        if self._token_bytes is None:
+            return ()
+        with self._one_at_a_time:
+            taken = self.generation.take_logprobs()
+            return tuple(named(one, self._token_bytes) for one in taken)
+
     def degeneration(self) -> Degeneration:
         """Signs of a degenerated text in the tokens so far; entropies are looked at if they were
         kept for an audit."""

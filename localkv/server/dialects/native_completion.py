@@ -18,7 +18,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
-from localkv.server.json_answer import json_answer
+from localkv.server.json_answer import JsonLists, json_answer
 from localkv.server.json_body import received, takes
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.running_timings import RunningTimings
@@ -28,6 +28,7 @@ from localkv.server.wire import Ended, Event, Piece, Reading, Submit
 from localkv.tool_calls.events import Content
 
 MISSING = object()
+PROBABILITIES = "completion_probabilities"
 
 
 class NativeBody(RequestFields, kw_only=True):
@@ -67,7 +68,7 @@ class NativeText:
         self.submit = submit
         self.text = ""
         self.tokens = list[int]()
-        self.logprobs = list[TokenLogprob]()
+        self.lists = JsonLists()
         self.n_tokens = 0
         self.end: Ended | None = None
         self.timings = RunningTimings()
@@ -84,7 +85,6 @@ class NativeText:
         self.text += added
         if isinstance(one, Piece):
             self.tokens += one.tokens
-            self.logprobs += one.logprobs
             self.n_tokens = one.n_tokens
         return added
 
@@ -130,7 +130,10 @@ class NativeAnswer:
         """
         async for index, one, deltas in self.answers.news():
             self._note_place(index)
-            self.texts[index].take(one, deltas)
+            text = self.texts[index]
+            text.take(one, deltas)
+            if isinstance(one, Piece) and one.logprobs and not text.hides:
+                text.lists.add({PROBABILITIES: self._probabilities(one.logprobs)})
         done = [self._picked(self._final(index)) for index in range(len(self.texts))]
         return done[0] if len(done) == 1 else done
 
@@ -161,13 +164,13 @@ class NativeAnswer:
         if isinstance(one, Piece) and not text.hides:
             fields: dict[str, Any] = {}
             if one.logprobs:
-                fields["completion_probabilities"] = self._probabilities(one.logprobs)
+                fields[PROBABILITIES] = self._probabilities(one.logprobs)
             if self.body.timings_per_token:
                 fields["timings"] = text.timings.now()
             return [self._partial(index, added, list(one.tokens), **fields)]
         if isinstance(one, Ended):
             final = {**self._final(index), "content": "", "tokens": []}
-            final.pop("completion_probabilities", None)
+            final.pop(PROBABILITIES, None)
             rest = [self._partial(index, added, [])] if added else []
             return [*rest, self._picked(final)]
         return []
@@ -232,7 +235,7 @@ class NativeAnswer:
             "timings": timings,
         }
         if submit.logprobs is not None:
-            final["completion_probabilities"] = self._probabilities(tuple(text.logprobs))
+            final |= text.lists.whole(PROBABILITIES)
         return final
 
     def _probabilities(self, tokens: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from localkv.server.dialects.openai_completions import submits
 from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
-from localkv.server.json_answer import json_answer, json_response
+from localkv.server.json_answer import JsonLists, json_answer, json_response
 from localkv.server.json_body import received, takes
 from localkv.server.sampling_fields import stop_strings
 from localkv.server.structure import grammar_of
@@ -66,18 +66,18 @@ class OllamaAnswer:
             RequestError: it failed.
         """
         text, thinking = list[str](), list[str]()
-        logprobs, final = list[TokenLogprob](), dict[str, Any]()
+        lists, final = JsonLists(), dict[str, Any]()
         async for _, one, deltas in self.answers.news():
             more, thought = self._take(deltas)
             text.append(more)
             thinking.append(thought)
             if isinstance(one, Piece):
-                logprobs += one.logprobs
+                lists.add({"logprobs": as_openai(one.logprobs)["content"]})
             elif isinstance(one, Ended):
                 calls, unread = self._called()
                 text.append(unread)
-                said = self._said("".join(text), "".join(thinking), calls, tuple(logprobs))
-                final = {**self._head(), **said, **self._end(one)}
+                said = self._said("".join(text), "".join(thinking), calls, ())
+                final = {**self._head(), **said, **lists.whole(), **self._end(one)}
         return final
 
     async def lines(self) -> AsyncIterator[bytes]:

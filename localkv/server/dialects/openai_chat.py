@@ -8,14 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localkv.engine.logprobs import TokenLogprob, as_openai
+from localkv.engine.logprobs import as_openai
 from localkv.server.answer import AnswerReader, Delta, Reasoning
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
 from localkv.server.event_stream import event, event_stream
 from localkv.server.front import Front
-from localkv.server.json_answer import json_answer
+from localkv.server.json_answer import JsonLists, json_answer
 from localkv.server.json_body import received, takes
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading
@@ -31,15 +31,13 @@ class Choice:
 
     def __init__(self, reader: AnswerReader) -> None:
         self.reader = reader
-        self.logprobs = list[TokenLogprob]()
+        self.lists = JsonLists()
         self.calls = list[dict[str, Any]]()
         self.end: Ended | None = None
 
     def note(self, event: Event) -> None:
         """Keep what the whole answer needs."""
-        if isinstance(event, Piece):
-            self.logprobs += event.logprobs
-        elif isinstance(event, Ended):
+        if isinstance(event, Ended):
             self.end = event
 
     def take(self, deltas: list[Delta]) -> list[dict[str, Any]]:
@@ -102,13 +100,16 @@ class ChatAnswer(OpenAIAnswer):
             RequestError: one of them failed.
         """
         async for index, one, deltas in self.answers.news():
-            self.choices[index].note(one)
-            self.choices[index].take(deltas)
+            choice = self.choices[index]
+            choice.note(one)
+            choice.take(deltas)
+            if isinstance(one, Piece) and one.logprobs:
+                choice.lists.add(as_openai(one.logprobs))
         choices = [
             {
                 "index": index,
                 "message": choice.message,
-                "logprobs": as_openai(tuple(choice.logprobs)) if self.body.logprobs else None,
+                "logprobs": choice.lists.whole("content") if self.body.logprobs else None,
                 "finish_reason": choice.finish_reason,
             }
             for index, choice in enumerate(self.choices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
 from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import unsupported
 from localkv.server.front import Front, with_seed
-from localkv.server.json_answer import json_answer
+from localkv.server.json_answer import JsonLists, json_answer
 from localkv.server.json_body import received, takes
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.sampling_fields import SamplingFields
@@ -48,7 +48,7 @@ class Choice:
 
     def __init__(self, echoed: str) -> None:
         self.text = echoed
-        self.logprobs = list[TokenLogprob]()
+        self.lists = JsonLists()
         self.end: Ended | None = None
         self._offset = len(echoed)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -57,9 +57,7 @@ class Choice:
         """Note an event; the text that it adds."""
         added = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         self.text += added
-        if isinstance(one, Piece):
-            self.logprobs += one.logprobs
-        elif isinstance(one, Ended):
+        if isinstance(one, Ended):
             self.end = one
         return added
 
@@ -112,9 +110,12 @@ class CompletionAnswer(OpenAIAnswer):
             RequestError: one of them failed.
         """
         async for index, one, deltas in self.answers.news():
-            self.choices[index].take(one, deltas)
+            choice = self.choices[index]
+            choice.take(one, deltas)
+            if isinstance(one, Piece) and one.logprobs:
+                choice.lists.add(choice.logprobs_of(one.logprobs))
         choices = [
-            self._choice(index, choice.text, tuple(choice.logprobs), choice.finish_reason)
+            self._choice(index, choice.text, choice.lists.whole(), choice.finish_reason)
             for index, choice in enumerate(self.choices)
         ]
         return self.object(self.chunk_kind, choices=choices, **self.totals)
@@ -146,13 +147,12 @@ class CompletionAnswer(OpenAIAnswer):
         return chunks
 
     def _choice(
-        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: str | None
+        self, index: int, text: str, logprobs: Mapping[str, Any], finish_reason: str | None
     ) -> dict[str, Any]:
-        are_wanted = self.body.logprobs is not None and bool(logprobs)
         return {
             "index": index,
             "text": text,
-            "logprobs": self.choices[index].logprobs_of(logprobs) if are_wanted else None,
+            "logprobs": logprobs or None,
             "finish_reason": finish_reason,
         }
 
@@ -164,7 +164,8 @@ class CompletionAnswer(OpenAIAnswer):
         finish_reason: str | None = None,
         **fields: Any,
     ) -> bytes:
-        choice = self._choice(index, text, logprobs, finish_reason)
+        told = self.choices[index].logprobs_of(logprobs) if logprobs else {}
+        choice = self._choice(index, text, told, finish_reason)
         return event(self.object(self.chunk_kind, choices=[choice], **fields))
 
 
