@@ -73,6 +73,7 @@ _DAYS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)"
 _TIME = r"T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _SAME: dict[str, Object] = {
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": {"pattern": r"^[+-]?(\d+\.?\d*|\.\d+)$"},
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": {
         "pattern": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]"
@@ -93,7 +94,7 @@ _SAME: dict[str, Object] = {
         r"[\p{Extended_Pictographic}\p{Emoji_Component}]*$"
     },
 }
-"""Patterns with look-around that zod writes, which llguidance has not, and what is said without."""
+"""Patterns with look-around that pydantic and zod write, which llguidance has not, and what is said without."""
 
 
 class Room:
@@ -274,7 +275,7 @@ class _Plain:
             return schema
         if not isinstance(schema, dict):
             raise _no_value("a schema", schema)
-        given = _meant(self._with_names(schema))
+        given = _meant(self._said_by(schema))
         if isinstance(given, bool):
             return given
         base = self._base_of(given, depth + 1)
@@ -346,7 +347,7 @@ class _Plain:
         if not isinstance(schema, dict):
             return self._at(schema, depth, beside, closes=closes)
         if not named:
-            is_reference = "$ref" in schema and not _SPEAKING & set(schema) - {"$ref"}
+            is_reference = schema.get("$ref") is not None and not _SPEAKING & set(schema) - {"$ref"}
             if not is_reference:
                 return self._at(schema, depth, beside, closes=closes)
             self._listed_by(schema)  # finds a circle
@@ -418,7 +419,7 @@ class _Plain:
         if len(self._listing) > MOST_CHAINED:
             raise _too_deep()
         self._listing.add(id(schema))
-        given = dict(self._with_names(schema))
+        given = dict(self._said_by(schema))
         _unfold_condition(given)
         found = _lists(given)
         parts = [one for key in ("allOf", "anyOf", "oneOf") for one in _list_of(given, key)]
@@ -432,14 +433,18 @@ class _Plain:
 
     # references
 
-    def _with_names(self, schema: Object) -> Object:
-        """A schema with what it says of properties' names written out."""
-        names, n_followed = schema.get("propertyNames"), 0
+    def _said_by(self, schema: Object) -> Object:
+        """The keywords that are not null, with what they say of properties' names written out.
+
+        Serialisers of some languages write null for what is not there.
+        """
+        said = {key: one for key, one in schema.items() if one is not None or key == "const"}
+        names, n_followed = said.get("propertyNames"), 0
         while isinstance(names, dict) and set(names) & _SPEAKING == {"$ref"}:
             names, n_followed = self._target(names), n_followed + 1
             if n_followed > MOST_NESTED:
                 raise _too_deep()
-        return {**schema, "propertyNames": names} if n_followed else schema
+        return {**said, "propertyNames": names} if n_followed else said
 
     def _target(self, schema: Object) -> Json:
         """What the reference of a schema stands for.

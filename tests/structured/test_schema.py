@@ -139,6 +139,8 @@ def test_a_text_is_spaced_as_json_dumps_does() -> None:
         {"format": "int32", "contentEncoding": "base64", "contentMediaType": "a/b"},
         {"$schema": "x", "$id": "http://x/y", "$comment": "z", "$vocabulary": {}, "$anchor": "q"},
         {"title": "", "default": 5, "deprecated": True, "readOnly": True, "examples": [1]},
+        {"type": None, "required": None, "properties": None, "items": None, "enum": None},
+        {"$ref": None, "anyOf": None, "additionalProperties": None, "pattern": None, "not": None},
         {"x-order": 1, "nullable": True, "discriminator": {}, "x-guidance": {"lenient": True}},
     ],
 )
@@ -147,6 +149,12 @@ def test_what_says_nothing_is_left_out(keywords: dict[str, Any]) -> None:
     for schema in (keywords, {**wide, **keywords}):
         for text in ('"a"', "[1]", "{}", '{"a": 1}'):
             assert takes(schema, text), text
+
+
+def test_decimals_as_pydantic_describes_them() -> None:
+    schema = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+    assert all(takes(schema, f'"{text}"') for text in ("0", "-1.50", "+.5", "7."))
+    assert not any(takes(schema, f'"{text}"') for text in ("", ".", "+", "1.2.3"))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
