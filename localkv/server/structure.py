@@ -54,7 +54,8 @@ def grammar_of(given: Mapping[str, Any]) -> Grammar | None:
                 return Grammar.regex(value)
             case "choice":
                 texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-                return Grammar.lark(f"start: {texts}", "list of choices")
+                # one lexeme: as rules, each text would be an item of the parser's
+                return Grammar.lark(f"start: TEXT\nTEXT: {texts}", "list of choices")
             case "grammar":
                 return Grammar.of_text(value)
     return None
