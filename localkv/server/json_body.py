@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 MOST_NESTED = 64
 """Levels of objects and lists in a body."""
 MOST_PARTS = 100_000
-"""Objects, lists and strings in a body, names of fields included."""
+"""Most objects, lists and strings in a body, names of fields included."""
 MOST_ITEMS = 1_100_000
-"""Commas in a body outside of strings: numbers take little room."""
+"""Most commas in a body outside of strings, so most numbers in lists."""
 MOST_ODD = 1_000
 """Numbers in a body with an exponent or more than 24 digits. One takes up to 13 us, while no other
 thread goes on: as long as a thousand others. One of 17 digits takes as long as fifteen."""
 PART_BYTES, ITEM_BYTES = 96, 40
-"""What an object, a list or a string takes in memory, and a number with its place in a list."""
+"""Bytes of memory for an object, a list or a string, and for a number with its place in a list."""
 PIECE = 64 << 10
-"""Bytes that are looked at without giving other threads a turn."""
+"""Bytes that are read before other threads get a turn."""
 
 _WHOLE_WANTED = re.compile(r"Expected `(.* )?int( .*)?`, got `float`")
 _LARGEST_WHOLE = 2**53
@@ -59,7 +59,7 @@ def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 
 
 def make_decoders() -> None:
-    """Make those of all bodies now, so that no request waits for its own."""
+    """Make the decoders of all bodies now, so that no request waits for one."""
     for kind in _kinds:
         _decoder(kind)
 
@@ -90,8 +90,8 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def _whole(value: Any) -> Any:
-    """A value with its floats that are whole numbers, such as 20.0, as integers: to JSON they are,
-    and ollama's clients send them."""
+    """A value in which floats without a fraction, such as 20.0, are integers: in JSON they are, and
+    ollama's clients send them."""
     if isinstance(value, dict):
         return {name: _whole(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -104,7 +104,7 @@ async def received(front: Front, request: Request, kind: type[T]) -> T:
     """The body of a request, read off the event loop if it is large.
 
     Raises:
-        RequestError: it does not come, is too much of anything, or as `decoded`.
+        RequestError: it does not come, or exceeds a limit; or as `decoded`.
     """
     record, parts = request.scope["state"]["record"], list[bytes]()
     async for part in request.stream():
@@ -119,11 +119,11 @@ async def received(front: Front, request: Request, kind: type[T]) -> T:
 
 
 class Nesting(NamedTuple):
-    """What there is in a text of JSON.
+    """What a text of JSON holds.
 
     Attributes:
-        levels: of objects and lists, strings left out.
-        n_bytes: that its values take in memory, about, besides those of the text.
+        levels: how deep its objects and lists are nested.
+        n_bytes: bytes of memory that its values take, about, on top of the text.
     """
 
     levels: int
@@ -131,10 +131,10 @@ class Nesting(NamedTuple):
 
 
 def nesting(body: bytes) -> Nesting:
-    """What there is in a text of JSON, whether it is right or not.
+    """What a text of JSON holds, whether it is valid or not.
 
-    JSON is looked at in pieces, so that other threads go on, each byte a fixed number of times:
-    escapes go first, and then every quotation mark begins or ends a string.
+    It is read in pieces, so that other threads go on, and each byte a fixed number of times:
+    escapes are removed first, and then every quotation mark begins or ends a string.
 
     Raises:
         RequestError: it is nested too deeply, or has so many values that they take much more time

@@ -1,7 +1,7 @@
 """Work on requests beside the event loop, and whose turn it is.
 
-Each kind of work has threads of its own: nobody's short work waits for somebody's long work.
-Clients have them in turn, so that one who asks for much waits for itself.
+Each kind of work has threads of its own, so short work never waits for long work. Clients use the
+threads in turn, so a client that asks for much waits for itself.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from localkv.server.request_record import RequestRecord
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
 
 SMALL, LARGE = 32 << 10, 128 << 10
-"""Bytes of a body that is read on the loop at most, and of one the work on which is quick work."""
+"""Most bytes of a body that is read on the loop, and of one whose work counts as quick."""
 
 QUICK_SECONDS = 0.25
-"""What a template or a grammar may take before it counts as long work, and begins again there."""
+"""What a template or a grammar may take before it begins again as long work."""
 
 LONG_SECONDS = 10.0
 """What all templates and grammars of a request may take."""
 
 NICE = 5
-"""How far processes that do long work stand back."""
+"""How nice processes are that do long work, as `os.nice` has it."""
 
 MOST_BODIES, MOST_OF_CLIENT = 128 << 20, 64 << 20
-"""Bytes that all requests take that are not answered, and those of one client: their bodies, and
-what these become."""
+"""Most bytes that the open requests of all clients take, and of one client: their bodies, and what
+these are read into."""
 
 TRIM_SECONDS = 1.0
-"""How often memory that is free is given back to the system at most."""
+"""Least time between two calls that give free memory back to the system."""
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
 class _Job:
-    """A call, which may hold a whole body: nothing compares or shows it."""
+    """A call. It may hold a whole body, so nothing compares or shows it."""
 
     call: Callable[[], Any]
     done: asyncio.Future[Any]
 
 
 class Pool:
-    """Threads that clients have in turn.
+    """Threads that clients use in turn.
 
     Args:
-        n_threads: that work at the same time.
-        most_of_client: that work for one client.
-        most_waiting: calls of one client that wait.
-        pace: of what it calls.
+        n_threads: how many work at the same time.
+        most_of_client: how many of them may work for one client.
+        most_waiting: how many calls of one client may wait.
+        pace: limits the processes that the calls use.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Work:
         """What a call returns.
 
         Args:
-            client: for whom it is.
-            n_bytes: of what it works on.
+            client: who asked for it.
+            n_bytes: the size of what it works on.
 
         Raises:
             RequestError: too many calls of the client wait, or it takes too long.
@@ -159,16 +159,16 @@ class Work:
             self._trim()
 
     def keep(self, record: RequestRecord, n_bytes: int) -> None:
-        """A request needs more memory, until it is answered.
+        """Count memory that a request takes until it is answered.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the client, or all clients, would take too much.
         """
         self.bodies.take(record.client, n_bytes)
         record.n_kept += n_bytes
 
     def give_back(self, record: RequestRecord) -> None:
-        """A request is answered."""
+        """Give back the memory of a request that is answered."""
         self.bodies.give_back(record.client, record.n_kept)
 
     def _trim(self) -> None:
@@ -179,17 +179,17 @@ class Work:
 
 
 class Bodies:
-    """The bytes that requests take until they are answered, which are bounded."""
+    """The bytes that open requests take, which are bounded."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
         self._of_client = Counter[str]()
 
     def take(self, client: str, n_bytes: int) -> None:
-        """So many bytes have come.
+        """Count bytes that a client takes.
 
         Raises:
-            RequestError: they are too many.
+            RequestError: it, or all clients, would take too many.
         """
         if self._of_client[client] + n_bytes > MOST_OF_CLIENT:
             raise _full(429, "this client", MOST_OF_CLIENT)
@@ -199,7 +199,7 @@ class Bodies:
         self._of_client[client] += n_bytes
 
     def give_back(self, client: str, n_bytes: int) -> None:
-        """A request is answered."""
+        """Give back the bytes of a request that is answered."""
         self._n_bytes -= n_bytes
         self._of_client[client] -= n_bytes
         if not self._of_client[client]:
@@ -220,6 +220,6 @@ def _future() -> asyncio.Future[Any]:
 
 
 def give_back_memory() -> None:
-    """Give the system back what is free; where the C library can't, nothing happens."""
+    """Give free memory back to the system, if the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

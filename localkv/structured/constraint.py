@@ -76,13 +76,13 @@ class Constraint:
         return self._matcher is not None
 
     def masked(
-        self, logits: NDArray[np.float32], besides: Collection[int] = ()
+        self, logits: NDArray[np.float32], others: Collection[int] = ()
     ) -> NDArray[np.float32]:
         """The logits, -inf where the grammar does not allow the token.
 
         Args:
             logits: float32 [n_logits], left as they are.
-            besides: tokens that may be drawn as well, and are not accepted.
+            others: tokens that may be drawn as well, and are not accepted.
 
         Raises:
             UsageError: no token is left.
@@ -90,7 +90,7 @@ class Constraint:
         """
         if self._matcher is None or not np.isfinite(logits.max()):
             return logits  # without a finite maximum nothing can be drawn: the sampler says so
-        allowed = self.allowed(besides)
+        allowed = self.allowed(others)
         if not allowed.any():
             raise UsageError(
                 "the grammar allows no token here that may be drawn",
@@ -98,8 +98,8 @@ class Constraint:
             )
         return np.where(allowed, logits, np.float32(-np.inf))
 
-    def allowed(self, besides: Collection[int] = ()) -> NDArray[np.bool_]:
-        """Which tokens may come next, with others besides: bool [n_logits]."""
+    def allowed(self, others: Collection[int] = ()) -> NDArray[np.bool_]:
+        """Which tokens may come next, with `others`: bool [n_logits]."""
         allowed = np.ones(self._n_logits, np.bool_)
         if self._matcher is not None:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -112,7 +112,7 @@ class Constraint:
                 allowed[[*self._scope.openings]] = True
             if self._n_skipped < MOST_SPACES:
                 allowed[self._spaces()] = True
-            allowed[[*besides]] = True
+            allowed[[*others]] = True
         allowed[self._banned] = False
         return allowed
 

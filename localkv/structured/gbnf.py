@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _IS_GBNF = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
 _CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|.", re.DOTALL)
 _QUOTED = re.compile(r'#[^\r\n]*|"(?:\\.|[^"\\])*"?|\[\^?(?:\\.|[^\]\\])*\]?', re.DOTALL)
-"""What has escapes: literals and classes; and comments, which have none."""
+"""Literals and classes, which have escapes, and comments, which have none."""
 _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.|.", re.DOTALL
 )
 _SET_OPERATORS = "&~"
-"""Characters of a class that stand for themselves in GBNF, and not in llguidance."""
+"""Characters of a class that stand for themselves in GBNF, but not in llguidance."""
 _ANY = r"[\s\S]"
 
 
@@ -58,7 +58,7 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _with_characters(quoted: re.Match[str]) -> str:
-    """A literal or a class with characters in place of numbers of them.
+    """A literal or a class with characters in place of their numbers.
 
     Raises:
         UsageError: there is no such character.

@@ -33,16 +33,15 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Schema) -> Grammar:
-        """JSON that a schema describes: of draft 4 to 2020-12, all of it or an error.
+        """JSON that a schema of draft 4 to 2020-12 describes; all of the schema holds.
 
-        The text is written as `json.dumps` does. Properties come in the order in which the schema
-        lists them, and no others do, unless it says so (`additionalProperties`). Keywords that
-        describe, such as `title`, and those that no draft knows, say nothing about a text.
+        White space is as `json.dumps` writes it. Properties come in the order in which the schema
+        lists them, and no others unless it says so (`additionalProperties`). Keywords that
+        describe, such as `title`, and keywords that no draft knows, say nothing about a text.
 
         Raises:
-            UsageError: it is no schema, has a keyword that there is no grammar for (`not`,
-                `uniqueItems`, `if`), names a schema that is not there, nothing satisfies it, or it
-                takes too much.
+            UsageError: it is no schema, has a keyword without a grammar (`not`, `uniqueItems`,
+                `if`), names a missing schema, takes too much, or nothing satisfies it.
         """
         what = "JSON schema"
         try:
@@ -69,7 +68,7 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str, what: str = "grammar") -> Grammar:
-        """A grammar in llguidance's dialect of Lark, whose lexemes are the longest that there are.
+        """A grammar in llguidance's dialect of Lark, whose lexemes are as long as they can be.
 
         Tokens that it names are looked up when a model is to write by it, so an error about those
         comes only then (`Constraint`).

@@ -1,7 +1,7 @@
 """The child of `grammar_process`: `python -m localkv.structured.grammar_child`, which compiles.
 
-What it accepts, llguidance has compiled here for a small vocabulary, and there is a first token.
-The stack is a quarter of what `GrammarTokens.matcher` has.
+It accepts a grammar that llguidance compiles for a small vocabulary, and that allows a first token.
+Its stack is a quarter of `GrammarTokens.matcher`'s.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_MEMORY = 512 << 20
 """Bytes of address space: 60 MiB are Python and llguidance."""
 
 ROW_ITEMS, STEP_ITEMS = 1_000, 5_000
-"""Items of a parser after one byte, and those of one token together, which take some milliseconds.
-Five hundred tools make five hundred; a rule that can be read in many ways, some for each byte."""
+"""Most items of a parser after one byte, and of one token together, which take some milliseconds.
+Five hundred tools make five hundred; a rule that can be read in many ways makes some a byte."""
 
 MAX_STACK = 4 << 20
 """Bytes of stack that compiling may take."""
@@ -106,7 +106,7 @@ NOTATIONS: dict[str, Callable[..., str]] = {
 
 
 def _part(source: str) -> dict[str, object]:
-    """A grammar as llguidance takes it beside others; what is no JSON is Lark."""
+    """A grammar as llguidance takes it beside others; a text that is no JSON is Lark."""
     if not source.startswith("{"):
         return {"lark_grammar": source}
     part: dict[str, object] = json.loads(source)["grammars"][0]
@@ -128,7 +128,7 @@ def _source(make: Callable[[], str], what: str) -> str:
 
 
 def _check(source: str, what: str) -> None:
-    """Compile it as for a model, and let it begin.
+    """Compile a grammar as for a model, and find a first token.
 
     Raises:
         UsageError: llguidance refuses it, or no token can be the first.

@@ -1,7 +1,7 @@
 """Compiling a grammar in a process of its own, in which time, memory and stack are limited.
 
 llguidance follows chains of references by recursion, so a chain of a thousand ends the process that
-compiles it. What was compiled is kept by its content, and so is what was refused.
+compiles it. Compiled grammars are kept by their content, and so are refusals.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from localkv.structured.grammar_child import MAX_MEMORY
 from localkv.system.limited_process import ChildEndedError, LimitedProcesses
 
 COMPILE_SECONDS = 3.0
-"""How long a grammar may take; those of a hundred tools take 0.1 s."""
+"""How long a grammar may take; the grammar of a hundred tools takes 0.1 s."""
 
 MAX_TEXT = 1 << 20
-"""Characters of a grammar or a schema, as it is given."""
+"""Most characters of a grammar or a schema, as it is given."""
 
 MOST_KEPT, MOST_KEPT_TEXT = 256, 16 << 20
 """Grammars that are kept, and characters of all of them."""
@@ -40,7 +40,7 @@ processes = LimitedProcesses(
 
 
 class _Kept(NamedTuple):
-    """What came of a grammar: its source, or why there is none."""
+    """A compiled grammar: its source, or why there is none."""
 
     source: str = ""
     error: str = ""
@@ -57,8 +57,8 @@ def compiled_apart(notation: str, texts: Sequence[str], what: str) -> str:
 
     Args:
         notation: one of `grammar_child.NOTATIONS`.
-        texts: of the grammar; two, where `notation` joins two.
-        what: it is, for errors.
+        texts: the grammar; two texts if `notation` joins two.
+        what: names it in errors.
 
     Raises:
         UsageError: it is malformed, no text is one of it, or it takes too much of anything.
@@ -107,7 +107,7 @@ def _keep(digest: bytes, kept: _Kept) -> None:
 
 
 def forget_kept() -> None:
-    """Keep nothing of what was compiled."""
+    """Forget all compiled grammars."""
     global _n_kept_text
     with _lock:
         _kept.clear()

@@ -20,7 +20,7 @@ MOST_MATCHERS, MOST_MATCHED = 16, 1 << 20
 """Grammars whose matchers are kept, and characters of all of them."""
 
 _STARTING = Lock()
-"""Of threads whose stack has a size of its own, as that is a setting of all threads."""
+"""Held while a thread with a stack size of its own starts: the size is a setting of all threads."""
 
 
 class GrammarVocabulary(Protocol):
@@ -59,8 +59,8 @@ class GrammarTokens:
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A matcher at a grammar's beginning, to be copied. The last ones are kept.
 
-        It is made with four times the stack that the grammar was checked with, in a thread of its
-        own, and other threads go on.
+        A thread of its own makes it, with four times the stack that the grammar was checked with;
+        other threads go on.
 
         Raises:
             UsageError: llguidance refuses the grammar.

@@ -1,12 +1,12 @@
-"""JSON schemas as they are asked, in the words that there is a grammar for.
+"""JSON schemas, put into the keywords that llguidance has a grammar for.
 
-`plain_schema` drops what says nothing about a text, closes objects that list their properties, and
-puts what can be said in other words into those that llguidance has. It is a function of the schema
-alone. Schemas come from strangers, so their depth and the size of what becomes of them are bounded.
+`plain_schema` drops keywords that say nothing about a text, closes objects that list their
+properties, and replaces keywords that others can express. It is a function of the schema alone.
+Schemas come from strangers, so their depth and the size of the result are bounded.
 
-An object is closed where all that is said of it is known: the parts of an `allOf` list properties
-for each other, and each alternative of an `anyOf` has those beside it. So a definition may be there
-twice, closed where it stands alone, and open where something else closes it.
+An object is closed where everything that is said of it is known: the parts of an `allOf` list
+properties for each other, and an alternative of an `anyOf` has the properties beside it, too. So a
+definition may come twice: closed where it stands alone, and open where something else closes it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Json: TypeAlias = Any
 Object: TypeAlias = dict[str, Any]
 
 MOST_NESTED, MOST_CHAINED = 100, 500
-"""Depth of a schema, and of a chain of references of which each says no more."""
+"""Most levels of a schema, and most references in a chain that says nothing else."""
 MOST_PARTS = 10_000
-"""Schemas within a schema, once definitions are written out where that is needed."""
+"""Most schemas within a schema, after definitions are written out where needed."""
 MOST_COMPARED = 30_000
-"""Pairs of alternatives that are compared to see whether they overlap."""
+"""Most pairs of alternatives that are compared for an overlap."""
 MOST_EXACT = 2**53
-"""Integers beyond this are not all there in llguidance, which has them as doubles."""
+"""The largest integer below which llguidance, which has doubles, has all integers."""
 _MOST_BOUND = 9_223_372_036_854_774_784
 """The largest double below 2^63: beyond it llguidance has no ranges."""
 _LONG_BOUND = 10**17
@@ -55,18 +55,18 @@ _KEPT = _words(
     "additionalProperties patternProperties minProperties maxProperties minLength maxLength "
     "pattern format multipleOf"
 ) | frozenset(_BOUNDS)
-"""Keywords that llguidance has, those that put schemas together left out."""
+"""Keywords that llguidance has, without those that combine schemas."""
 _WITHOUT_GRAMMAR = _words(
     "not if then else uniqueItems contains minContains maxContains propertyNames dependencies "
     "dependentRequired dependentSchemas unevaluatedItems unevaluatedProperties $dynamicRef "
     "$recursiveRef"
 )
-"""Keywords of a draft that say something and that there is no grammar for."""
+"""Keywords of a draft that say something, but have no grammar."""
 _FORMATS = _words(
     "date-time time date duration email hostname ipv4 ipv6 uri uuid idn-email idn-hostname "
     "uri-reference iri iri-reference uri-template json-pointer relative-json-pointer regex"
 )
-"""Formats of a draft; others say nothing, as keywords that no draft knows."""
+"""Formats of a draft; others say nothing, like keywords that no draft knows."""
 _PARTS = ("allOf", "anyOf", "oneOf", "$ref")
 
 _DAYS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)"
@@ -94,11 +94,11 @@ _SAME: dict[str, Object] = {
         r"[\p{Extended_Pictographic}\p{Emoji_Component}]*$"
     },
 }
-"""Patterns with look-around that pydantic and zod write, which llguidance has not, and what is said without."""
+"""pydantic's and zod's patterns with look-around, which llguidance lacks, and the same without."""
 
 
 class Room:
-    """How many parts schemas may still have, all that are given the same.
+    """How many parts the schemas that share it may still have.
 
     Attributes:
         n_left: parts.
@@ -108,7 +108,7 @@ class Room:
         self.n_left = self._n = n
 
     def take(self, n: int = 1) -> None:
-        """Count one, or as many.
+        """Count parts.
 
         Raises:
             UsageError: there are too many.
@@ -119,17 +119,16 @@ class Room:
 
 
 def plain_schema(schema: Json, root: Json = None, room: Room | None = None) -> Json:
-    """A schema in words that there is a grammar for, closed where it lists properties.
+    """A schema in keywords that have a grammar, closed where it lists properties.
 
     Args:
         schema: an object or a boolean.
-        root: what its references are in; the schema itself by default.
-        room: counts its parts, with those of other schemas.
+        root: the document of its references; the schema itself by default.
+        room: counts its parts, with the parts of other schemas.
 
     Raises:
-        UsageError: it is nested too deeply, or has too many parts; a keyword has a value that it
-            can't have; it refers to what is not there, or to itself; or has a number or a keyword
-            that there is no grammar for.
+        UsageError: it is nested too deeply, or has too many parts; a keyword has a wrong value; a
+            reference leads nowhere or in a circle; or a number or a keyword has no grammar.
     """
     try:
         return _Plain(schema if root is None else root, room or Room()).whole(schema)
@@ -140,11 +139,11 @@ def plain_schema(schema: Json, root: Json = None, room: Room | None = None) -> J
 def styled(
     schema: Json, what: str, root: Json = None, room: Room | None = None
 ) -> dict[str, object]:
-    """A schema as llguidance takes it, for JSON of the style in which answers are written.
+    """A schema as llguidance takes it, with the white space of answers.
 
     Args:
         what: names it in errors.
-        schema, root, room: as of `plain_schema`.
+        schema, root, room: as for `plain_schema`.
 
     Raises:
         UsageError: there is no grammar for it, or nothing satisfies it.
@@ -181,7 +180,7 @@ class _Listed:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Those that are listed, or required beside those that are."""
+        """The listed properties, and the required ones beside them."""
         return tuple(dict.fromkeys((*self.names, *self.wanted)))
 
 
@@ -189,7 +188,7 @@ class _Plain:
     """Makes one schema plain.
 
     Args:
-        root: the document that references are in.
+        root: the document of its references.
         room: counts its parts.
     """
 
@@ -260,11 +259,11 @@ class _Plain:
         *,
         closes: bool = True,
     ) -> Json:
-        """What is said of a value.
+        """A schema, made plain.
 
         Args:
             beside: properties that other schemas of the same value list.
-            closes: an object that lists properties has no others; else somebody else sees to that.
+            closes: close an object that lists properties; if not, the caller does so.
         """
         self._room.take(1 + len(beside))
         if depth > MOST_NESTED:
@@ -293,10 +292,10 @@ class _Plain:
         *,
         closes: bool,
     ) -> Json:
-        """What is said of a value by a schema that has others in it.
+        """A schema with other schemas of the same value in it, made plain.
 
         Args:
-            schema, given, base: as it is written, what it says, and what of that it says itself.
+            schema, given, base: as it is written; its keywords; and its own keywords alone.
         """
         is_told = schema.get("unevaluatedProperties") is False
         if is_told:
@@ -339,10 +338,10 @@ class _Plain:
         closes: bool,
         named: bool = False,
     ) -> Json:
-        """What a schema says of the value that it stands in.
+        """A schema within another, made plain.
 
         Args:
-            named: it is what a reference stands for, and may be a definition of its own.
+            named: a reference names it, so it may become a definition of its own.
         """
         if not isinstance(schema, dict):
             return self._at(schema, depth, beside, closes=closes)
@@ -377,7 +376,7 @@ class _Plain:
         return parts[0] if len(parts) == 1 else {key: parts}
 
     def _base_of(self, given: Object, depth: int) -> Object:
-        """What a schema says itself, with what it says of the values within the value."""
+        """A schema's own keywords, with the schemas of the values within its value made plain."""
         base = {key: value for key, value in given.items() if key in _KEPT}
         for key in ("properties", "patternProperties"):
             if key in base:
@@ -401,10 +400,10 @@ class _Plain:
     # what objects list
 
     def _listed_by(self, schema: Json) -> _Listed:
-        """What a schema and its parts list of the value that it describes.
+        """The properties that a schema and its parts list for their value.
 
         Raises:
-            UsageError: to know what it says one has to know what it says.
+            UsageError: it refers to itself for the same value.
         """
         if not isinstance(schema, dict):
             return _Listed()
@@ -413,7 +412,7 @@ class _Plain:
             return found
         if id(schema) in self._listing:
             raise UsageError(
-                "it refers to itself with no value in between, so nothing satisfies it",
+                "it refers to itself for the same value, so nothing satisfies it",
                 hint="a circle of $ref needs properties or items somewhere in it",
             )
         if len(self._listing) > MOST_CHAINED:
@@ -434,9 +433,9 @@ class _Plain:
     # references
 
     def _said_by(self, schema: Object) -> Object:
-        """The keywords that are not null, with what they say of properties' names written out.
+        """The keywords that are not null, with `propertyNames` written out.
 
-        Serialisers of some languages write null for what is not there.
+        Serialisers of some languages write null for a missing value.
         """
         said = {key: one for key, one in schema.items() if one is not None or key == "const"}
         names, n_followed = said.get("propertyNames"), 0
@@ -447,10 +446,10 @@ class _Plain:
         return {**said, "propertyNames": names} if n_followed else said
 
     def _target(self, schema: Object) -> Json:
-        """What the reference of a schema stands for.
+        """The target of a schema's reference.
 
         Raises:
-            UsageError: it is not there.
+            UsageError: there is none.
         """
         ref = schema["$ref"]
         if not isinstance(ref, str):
@@ -475,7 +474,7 @@ class _Plain:
         return found
 
     def _index(self) -> dict[int, str]:
-        """Note the schemas that have a name of their own; what names in each are relative to."""
+        """Note the schemas that have an id, which references within them are relative to."""
         bases, waiting = dict[int, str](), [(self._root, "")]
         while waiting:
             value, base = waiting.pop()
@@ -541,7 +540,7 @@ class _Plain:
 
 _MOST_LOOKED, _MOST_ROUNDS = 8, 50
 _NAMES_OF_A_PART = 16
-"""As many names that are listed take the time of a part."""
+"""Listed names that take as long as a part."""
 _MOST_ALTERNATIVES = 500
 _NOTHING = object()
 _SPEAKING = _KEPT | _WITHOUT_GRAMMAR | frozenset(_PARTS)
@@ -552,7 +551,7 @@ _NEUTRAL = _words(
 
 
 def _is_neutral(key: str, value: Json) -> bool:
-    """Whether a keyword with this value leaves everything as it is."""
+    """Whether a keyword with this value allows everything."""
     if key == "uniqueItems":
         return value is False
     if key == "not":
@@ -584,10 +583,10 @@ def _is_any_name(schema: Object) -> bool:
 
 
 def _meant(schema: Object) -> Object | bool:
-    """The keywords of a schema that say something, in those words that there are.
+    """The keywords of a schema that say something, replaced where others can express them.
 
     Raises:
-        UsageError: there is no grammar for one.
+        UsageError: a keyword has no grammar.
     """
     given = {key: value for key, value in schema.items() if key in _SPEAKING}
     for key in _NEUTRAL & set(given):
@@ -622,7 +621,7 @@ def _meant(schema: Object) -> Object | bool:
 
 
 def _unfold_condition(given: Object) -> None:
-    """Leave conditions out that say nothing, or whose outcome is known."""
+    """Leave out conditions that say nothing, or replace them if their outcome is known."""
     if "if" not in given or not ("then" in given or "else" in given):
         for key in ("if", "then", "else"):
             given.pop(key, None)
@@ -634,7 +633,7 @@ def _unfold_condition(given: Object) -> None:
 
 
 def _lists(schema: Object) -> _Listed:
-    """What a schema itself lists of an object."""
+    """The properties that a schema itself lists."""
     given = dict(schema)
     _name_properties(given)
     properties = given.get("properties")
@@ -677,7 +676,7 @@ def _name_properties(given: Object) -> None:
 
 
 def _closed(base: Object, beside: tuple[str, ...]) -> Object:
-    """A schema of an object that has the properties that it lists, and no others."""
+    """A schema of an object with the properties that it lists, and no others."""
     lists = "properties" in base or bool(beside)
     if not lists or any(key in base for key in ("additionalProperties", "patternProperties")):
         return base
@@ -692,12 +691,12 @@ def _closed(base: Object, beside: tuple[str, ...]) -> Object:
 
 
 def _only(names: tuple[str, ...]) -> Object:
-    """Whatever is an object has no properties but these."""
+    """A schema that allows an object no properties but these."""
     return {"properties": dict.fromkeys(names, True), "additionalProperties": False}
 
 
 def _all_of(base: Object, parts: Sequence[Json]) -> Json:
-    """A schema beside which others hold."""
+    """A schema beside which others hold, too."""
     if any(one is False for one in parts):
         return False
     said = [one for one in parts if one is not True and one != {}]
@@ -742,7 +741,7 @@ def _joined(base: str, reference: str) -> str:
 
 
 def _pointed(root: Json, pointer: str) -> Json:
-    """What a JSON pointer after `#` leads to; `_NOTHING` if it leads nowhere."""
+    """The target of a JSON pointer after `#`; `_NOTHING` if there is none."""
     found = root
     for part in pointer.removeprefix("#").split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -763,10 +762,10 @@ def _is_number(value: Json) -> TypeGuard[float]:
 
 
 def _check_exact(value: Json) -> None:
-    """Refuse a number that would come out as another.
+    """Refuse a value if one of its numbers would come out as another.
 
     Raises:
-        UsageError: there is one.
+        UsageError: one would.
     """
     for one in _leaves(value):
         if _is_number(one) and abs(one) > MOST_EXACT:
@@ -795,7 +794,7 @@ def _short(number: float) -> str:
 
 
 def _bound(base: Object) -> None:
-    """Put bounds beyond 2^53 so that llguidance has them, and no number beyond them.
+    """Move bounds beyond 2^53 inwards to numbers that llguidance has.
 
     Raises:
         UsageError: there is no number left.
@@ -827,7 +826,7 @@ def _bound(base: Object) -> None:
 def _inward(
     inclusive: float | None, exclusive: float | None, *, is_whole: bool, up: bool
 ) -> float | None:
-    """A bound that is a double and not further out than what is asked."""
+    """The double nearest to a bound that is not further out."""
     toward, tighter = (math.inf, max) if up else (-math.inf, min)
     found = list[float]()
     if inclusive is not None:
@@ -906,8 +905,8 @@ def _values_of(schema: Mapping[str, Json]) -> list[Json]:
 
 
 def _mark_of(value: Json) -> tuple[str, Json]:
-    """The same for values that are the same in JSON, where true is no number; for lists the same of
-    all, and so for objects."""
+    """A key that is equal for values that are equal in JSON, where true is no number, also within
+    lists and objects."""
     if isinstance(value, dict | list):
         return type(value).__name__, None
     return "boolean" if isinstance(value, bool) else "", value

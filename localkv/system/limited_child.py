@@ -18,7 +18,7 @@ from threading import Thread, stack_size
 from typing import Any, BinaryIO
 
 ALARM_SECONDS = 10
-"""When an answer is given up that the parent should have stopped long before."""
+"""Seconds after which an answer ends the process; the parent should have ended it long before."""
 
 READY = b"\n"
 LENGTH = struct.Struct(">Q")
@@ -44,21 +44,21 @@ def serve(answer: Answer, source: BinaryIO, out: BinaryIO) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Bound this process's memory, if the system can, and let it leave no core file."""
+    """Bound this process's memory, if the system can, and forbid core files."""
     import resource
 
     for what, limit in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(what)
         if hard == resource.RLIM_INFINITY or limit < hard:
-            with suppress(ValueError, OSError):  # macOS knows the limit, and accepts none
+            with suppress(ValueError, OSError):  # macOS has this limit, but accepts no value
                 resource.setrlimit(what, (limit, limit))
 
 
 def run(answer: Answer, *, memory: int, stack: int | None = None) -> None:
-    """Answer what stdin asks; nothing else may be printed on stdout.
+    """Answer requests on stdin; what the answers print goes to stderr.
 
     Args:
-        answer: to one request; what it needs is imported, as importing is no request's time.
+        answer: answers one request; import what it needs before, or the first request pays.
         memory: bytes of address space.
         stack: bytes that calls may take; None for the system's default.
     """

@@ -1,7 +1,7 @@
-"""Work on what strangers send, in processes of their own, in which time and memory are limited.
+"""Processes with limits of time and memory, which work on what strangers send.
 
-A process is started for the first request and kept for the next ones. One that ran out of time or
-memory, ended or was interrupted is replaced.
+A process is started for the first request and kept for the next ones. A process that ran out of
+time or memory, ended or was interrupted is replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_SECONDS = 60.0
 
 
 MOST_IDLE = 2
-"""Processes that are kept for the next requests: two threads of a server are answered at once."""
+"""Idle processes that are kept, so that two threads of a server get answers at the same time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Pace:
 
     Attributes:
         seconds: the most that all of its requests together may take; None for each one's limit.
-        nice: how far its processes stand back where others want the CPU.
+        nice: how far its processes give way when others want the CPU.
     """
 
     seconds: float | None = None
@@ -86,12 +86,12 @@ class ChildEndedError(LocalKVError):
 
 
 class LimitedProcesses:
-    """Processes that do one kind of work; threads that ask at the same time have one each.
+    """Processes that do one kind of work; threads that ask at the same time get one each.
 
     Args:
         module: run as the child (`limited_child`).
-        does: what it does to what it is given, as "renders".
-        many: what it is given, in the plural, as "chat templates".
+        does: a verb for its work, such as "renders".
+        many: what it works on, in the plural, such as "chat templates".
         memory: bytes that a process may have.
         refused: makes the error about a request that takes too much.
 
@@ -118,8 +118,8 @@ class LimitedProcesses:
 
         Args:
             request: of types that `marshal` knows.
-            what: it is, for errors: "the chat template".
-            seconds: that it may take.
+            what: names it in errors, such as "the chat template".
+            seconds: how long it may take.
 
         Raises:
             ValueError: it is nested too deeply.
@@ -135,7 +135,7 @@ class LimitedProcesses:
         except ChildEndedError:
             if not process.has_answered:
                 raise
-            process = self._started(turn.pace.nice)  # the other may have ended while it waited
+            process = self._started(turn.pace.nice)  # an idle process may have ended
             answer = self._answer(process, message, what, seconds, turn)
         if "out_of_memory" in answer:
             process.end()
@@ -159,7 +159,7 @@ class LimitedProcesses:
             how, number = process.end_of_it()
             text = f"{what} ended the process that {self._does} it ({how})"
             raise ChildEndedError(text, signal=number) from None
-        except BaseException:  # Ctrl-C, too: a later message would be the answer to this
+        except BaseException:  # at Ctrl-C, too: its answer would be taken for the next one's
             process.end()
             raise
         return answer
@@ -278,7 +278,7 @@ class _Process:
         return bytes(data)
 
     def end_of_it(self) -> tuple[str, int]:
-        """How it ended by itself: in words, and the signal, or 0."""
+        """How it ended by itself: words, and the signal or 0."""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(1)
         self.end()

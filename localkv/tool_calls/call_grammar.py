@@ -37,13 +37,13 @@ def call_grammar(
     Returns:
         None if nothing is to be kept to.
 
-    A tool whose schema there is no grammar for keeps to what is left of it, or to any object, and
-    `tools.warnings` says so. The others keep to theirs.
+    Calls of a tool whose schema has no grammar keep to what is left of it, or to any object, and
+    `tools.warnings` says so. Other tools keep their grammars.
 
     Raises:
-        UsageError: there is no grammar for the arguments of a tool that says it is `strict`; the
-            family can't have calls and a grammar of answers; or all of it together is too much,
-            and a call is required or there is a grammar of answers.
+        UsageError: the arguments of a `strict` tool have no grammar; the family can't have calls
+            and a grammar of answers; or all of it together is too much, and a call is required or
+            there is a grammar of answers.
     """
     if not tools:
         return answer
@@ -78,7 +78,7 @@ def _grammar(rules: CallRules, tools: Tools, term: Term, answer: Grammar | None)
             return replace(Grammar.lark(_lark(rules.one, rules), _WHAT), after=rules.mark)
         if rules.before:
             raise UsageError(
-                "this model's calls are in channels: no grammar can be for its answers besides",
+                "this model's calls are in channels: its answers can't have a grammar, too",
                 hint='set tool_choice to "none" or "required"',
             )
     body = rules.many if tools.parallel else rules.one
@@ -90,10 +90,10 @@ def _grammar(rules: CallRules, tools: Tools, term: Term, answer: Grammar | None)
 
 
 def _usable(tool: Tool, family: Family, tools: Tools, term: Term) -> Tool:
-    """A tool, with as much of its schema as there is a grammar for; `tools` is warned of the rest.
+    """A tool, with the part of its schema that has a grammar; `tools.warnings` names the rest.
 
     Raises:
-        UsageError: it is strict, and there is no grammar for all of it.
+        UsageError: it is strict, and some of it has no grammar.
     """
 
     def refusal(one: Tool) -> UsageError | None:
@@ -126,7 +126,7 @@ _KEPT = ("required", "$defs", "definitions")
 
 
 def _loosened(tool: Tool, key: str) -> object:
-    """The schema of an argument, or only its type if there is no grammar for more."""
+    """The schema of an argument, or its type alone if the rest has no grammar."""
     schema = tool.properties[key]
     try:
         root = {"type": "object", "properties": {key: schema}, "required": [key]}

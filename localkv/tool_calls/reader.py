@@ -56,8 +56,8 @@ class CallReader:
         """What is left at the end of the text.
 
         Args:
-            is_cut: the model would have gone on. What may become a call, or belongs to one, is no
-                text then, and arguments end where they are.
+            is_cut: the text was cut. What belongs to a call, or may become one, is no text then,
+                and arguments end where they are.
         """
         if self._steps is None:
             return []

@@ -170,8 +170,8 @@ def argument_terms(
 
 
 def _is_never(schema: object, tool: Tool) -> bool:
-    """Whether nothing can be an argument's value."""
+    """Whether an argument can have no value at all."""
     try:
         return plain_schema(schema, tool.parameters, tool.room) is False
     except UsageError:
-        return False  # said where its grammar is made
+        return False  # its grammar reports the error

@@ -11,7 +11,7 @@ from localkv.structured.schema import MOST_PARTS, Room
 
 TOOL_CHOICES = ("auto", "required", "none")
 _MOST_PARTS = 3 * MOST_PARTS
-"""Of all tools' schemas: they are looked at together, and then again to find those that are odd."""
+"""Most parts of all tools' schemas, which are read together, and again to find the odd ones."""
 JSON_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
@@ -20,10 +20,10 @@ class Tool:
     """A tool.
 
     Attributes:
-        name: by which it is called.
-        parameters: the JSON schema of its arguments, of an object.
-        strict: arguments must keep to it.
-        room: for the parts of its schema, which tools of a request share.
+        name: the name that calls have.
+        parameters: the JSON schema of its arguments, which are an object.
+        strict: whether arguments must keep to the schema.
+        room: counts the parts of its schema; the tools of a request share it.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Tools:
     Attributes:
         choice: "auto", "required" or "none".
         callable: the tools that may be called.
-        warnings: one line for each whose schema there is no grammar for (`call_grammar`).
+        warnings: one line for each tool whose schema has no grammar (`call_grammar`).
 
     Raises:
         UsageError: a call is required, and a tool has no name or there is none of that name.
