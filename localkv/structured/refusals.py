@@ -8,6 +8,7 @@ from localkv.errors import LocalKVError, UsageError
 
 NOTHING = "nothing satisfies it"
 _NO_EXTENSION = "NoExtension"
+_TOO_MUCH = re.compile("max is|fuel|too many|too large|limit", re.IGNORECASE)
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -34,11 +35,16 @@ def refusal(what: str, message: str) -> UsageError:
 
 
 def failure(message: str) -> LocalKVError:
-    """The error about a grammar that took too much while a text was written."""
+    """The error about a grammar that took too much while a text was written, or about a text that
+    it does not allow."""
     reason = one_line(message)
     if reason.startswith(_NO_EXTENSION):
         reason = "no text of it goes on here"
-    return LocalKVError(f"the grammar can't be followed any further: {reason}")
+    words = f"the grammar can't be followed any further: {reason}"
+    if _TOO_MUCH.search(reason):
+        hint = "fewer alternatives or optional properties at one place would work"
+        return UsageError(words, hint)
+    return LocalKVError(words)
 
 
 def one_line(message: str) -> str:

@@ -59,6 +59,19 @@ def test_a_stream_holds(client: openai.OpenAI):
     Pet.model_validate_json(text)
 
 
+def test_a_text_is_one_of_as_many_as_may_be(server: RunningServer):
+    texts = [f"cat {i}" for i in range(1024)]
+    status, answer = server.post("/v1/completions", {"prompt": "a", "guided_choice": texts})
+    assert (status, answer["choices"][0]["text"] in texts) == (200, True)
+
+
+def test_a_grammar_that_takes_too_much_is_the_fault_of_its_request(server: RunningServer):
+    grammar = 'root ::= root root root | root root | "a" | ""'
+    body = {"prompt": "a", "grammar": grammar, "ignore_eos": True, "max_tokens": 300}
+    status, answer = server.post("/v1/completions", body)
+    assert (status, "at one place" in answer["error"]["message"]) == (400, True)
+
+
 def test_any_object(client: openai.OpenAI):
     answer = client.chat.completions.create(**ASK, response_format={"type": "json_object"})
     assert (answer.choices[0].message.content or "").startswith("{")

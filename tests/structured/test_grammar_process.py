@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.errors import LocalKVError, UsageError
+from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured import grammar_process
 from localkv.structured.constraint import Constraint
@@ -170,7 +170,7 @@ def test_what_takes_ever_more_at_each_token_ends() -> None:
         for _ in range(1000):
             constraint.accept(token)
 
-    with pytest.raises(LocalKVError, match="can't be followed any further"):
+    with pytest.raises(UsageError, match="can't be followed any further"):
         go_on()
 
 
