@@ -53,23 +53,14 @@ def litellm_chat(url: str, model: str) -> Talk:
     """litellm's `completion`."""
     import litellm
 
-    talk, messages = Talk(), list[Any]([{"role": "system", "content": "You work on files."}])
+    messages = list[Any]([{"role": "system", "content": "You work on files."}])
     tools = [{"type": "function", "function": FUNCTION}]
 
     def said() -> Any:
         options = {"model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "none"}
         return litellm.completion(**options, messages=messages, tools=tools).choices[0].message
 
-    for name in FILES:
-        messages.append({"role": "user", "content": ASK.format(path=name)})
-        while (message := said()).tool_calls:
-            messages.append(message)
-            for call in message.tool_calls:
-                content = talk.read(call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-        messages.append(message)
-        talk.answers.append(message.content)
-    return talk
+    return Talk().hold(messages, said)
 
 
 def langchain_chat(url: str, model: str) -> Talk:

@@ -180,7 +180,7 @@ class Generation(Iterator[int]):
         return self._ranked[: self.stats.n_generated - self._n_taken]
 
     def take_logprobs(self) -> Sequence[RankedToken]:
-        """Those that are there, which are kept no longer."""
+        """The logprobs so far, which are dropped here."""
         taken = self.logprobs
         self._n_taken += len(taken)
         del self._ranked[: len(taken)]

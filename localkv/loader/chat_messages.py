@@ -98,8 +98,8 @@ def _tool(template: ChatTemplate, tool: Message) -> Message:
 
 @lru_cache(maxsize=16)
 def _takes_bare_tools(template: ChatTemplate) -> bool:
-    """Whether the template shows a tool of which there is no more than the name, and parameters
-    without properties."""
+    """Whether the template shows a tool that has only a name, and parameters without
+    properties."""
     described: tuple[Message, ...] = ({}, {"description": "a", "parameters": {"type": "object"}})
     for fields in described:
         tool = {"type": "function", "function": {"name": _WORD, **fields}}

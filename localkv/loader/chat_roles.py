@@ -44,7 +44,7 @@ def in_turns(
         the messages, and one line for each way in which they were changed.
 
     Raises:
-        UsageError: a message has a role of which the template shows nothing.
+        UsageError: a message has a role that the template does not show.
     """
     if not _takes(template, ("user",), has_tools):
         return list(messages), ()  # nothing is known of it

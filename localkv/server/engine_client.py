@@ -78,8 +78,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
 
     Attributes:
         observer: is told what happens to them.
-        keep: is told of bytes of events that wait, and of fewer once they are read; raises
-            RequestError where there is no room.
+        keep: called with the bytes of events that wait, negative once they are read; raises
+            RequestError if there is no room.
     """
 
     def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
@@ -107,8 +107,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._timer = asyncio.get_running_loop().call_later(seconds, expire)
 
     def put(self, event: Event) -> None:
-        """An event of one of the texts. Those that wait for a slow reader take memory: where it
-        has no more, the texts end."""
+        """Take an event of one of the texts. Events that wait for a slow reader take memory; if
+        the client may take no more, the texts end."""
         n_bytes = _n_bytes(event)
         try:
             self.keep(n_bytes)
@@ -424,7 +424,7 @@ class EngineClient:
 
 
 def _n_bytes(event: Event) -> int:
-    """What an event takes in memory, about."""
+    """Bytes of memory that an event takes, about."""
     if not isinstance(event, Piece):
         return 0
     n_ranked = sum(1 + len(one.top_logprobs) for one in event.logprobs)

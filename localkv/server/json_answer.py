@@ -1,4 +1,4 @@
-"""An answer that is sent once it is whole; whoever goes away before ends it."""
+"""An answer that is sent whole; a client that leaves earlier ends it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 class JsonLists:
-    """Lists of an answer that is sent whole, by name: JSON as soon as items are there.
+    """Lists of an answer that is sent whole, by name; items become JSON as they come.
 
-    So they take a tenth of the memory, which counts as the request's, and no time at the end.
+    JSON takes a tenth of the memory, which counts as the request's, and no time at the end.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class JsonLists:
         self._record = current.get()
 
     def add(self, lists: Mapping[str, Sequence[Any]]) -> None:
-        """Further items of each list.
+        """Add items to lists.
 
         Raises:
             RequestError: they are too large for one client.
@@ -49,7 +49,7 @@ class JsonLists:
                 self._parts.setdefault(name, []).append(part)
 
     def whole(self, *names: str) -> dict[str, msgspec.Raw]:
-        """The lists, with those of these names if they are empty, too."""
+        """The lists; each of these names has one, if empty."""
         parts = {**{name: list[bytes]() for name in names}, **self._parts}
         return {name: msgspec.Raw(b"[" + b",".join(part) + b"]") for name, part in parts.items()}
 

@@ -24,8 +24,9 @@ MOST_PARTS = 100_000
 MOST_ITEMS = 1_100_000
 """Most commas in a body outside of strings, so most numbers in lists."""
 MOST_ODD = 1_000
-"""Numbers in a body with an exponent or more than 24 digits. One takes up to 13 us, while no other
-thread goes on: as long as a thousand others. One of 17 digits takes as long as fifteen."""
+"""Most numbers in a body with an exponent or more than 24 digits. Such a number takes up to 13 us,
+as long as a thousand others, and no other thread goes on meanwhile. A number of 17 digits takes as
+long as fifteen."""
 PART_BYTES, ITEM_BYTES = 96, 40
 """Bytes of memory for an object, a list or a string, and for a number with its place in a list."""
 PIECE = 64 << 10

@@ -137,7 +137,7 @@ def test_models_without_channels() -> None:
 
 
 def test_an_answer_that_is_cut_is_the_beginning_of_a_whole_one() -> None:
-    """Of a call only what the model wrote, and nothing of a header."""
+    """A call has only what the model wrote, and a header leaves nothing."""
     written = f'{ANALYSIS}Hm.{NEXT}<|channel|>commentary{CALL}{{"place": "Bern"}}'
     for text in (written, f'{CALL}{{"place": "Bern"}}', f"{FINAL}Yes, 漢!"):
         ids = TOKENIZER.encode(text, add_special=False, parse_special=True)

@@ -414,7 +414,7 @@ def test_arguments_that_make_no_sense(messages: Any, options: dict[str, Any], me
 
 
 def test_tools_that_a_template_reads_and_does_not_show() -> None:
-    """As Phi 4's, which looks for them in a system message."""
+    """Phi 4's template looks for them in a system message."""
     source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tools }}{% endfor %}"
     template = ChatTemplate(source, bos_token="", eos_token="")
     got = chat_prompt(TOKENIZERS["qwen3"], template, [USER], tools=[TOOL])

@@ -324,7 +324,7 @@ def test_a_tool_may_be_no_more_than_a_name(name: str) -> None:
 
 
 def test_a_result_without_an_id_is_of_the_call_that_it_names() -> None:
-    """As ollama's are."""
+    """ollama's results are like that."""
     calls = [{"function": call["function"]} for call in calling(1, 2)["tool_calls"]]
     answer = {"role": "assistant", "content": None, "tool_calls": calls}
     results = [{"role": "tool", "name": f"f{n}", "content": f"result {n}."} for n in (2, 1)]

@@ -47,7 +47,7 @@ chains = st.lists(st.sampled_from(SAMPLER_ORDER), unique=True) | st.permutations
 
 @st.composite
 def accepted(draw: st.DrawFn) -> SamplingParams:
-    """Parameters that are taken, of which some have their defaults."""
+    """Accepted parameters, some at their defaults."""
     names = draw(st.lists(st.sampled_from([*RANGES]), unique=True))
     given = {name: draw(of(name)) for name in names}
     temperature = given.get("temperature", 1.0)

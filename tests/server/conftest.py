@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from localkv.server.request_record import RequestRecord, current
 from support.server import RunningServer
 
 
@@ -23,3 +24,12 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """OpenAI's client of it."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def record() -> Iterator[RequestRecord]:
+    """The request that is answered, which notes warnings."""
+    record = RequestRecord("a", "POST", "/")
+    token = current.set(record)
+    yield record
+    current.reset(token)

@@ -1,4 +1,4 @@
-"""An answer taken apart: what is cut is the beginning of what would have come."""
+"""Reading an answer: a cut one is the beginning of a whole one."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 from urllib.error import HTTPError
@@ -33,7 +32,7 @@ from localkv.server.dialects.openai_completions import CompletionBody
 from localkv.server.failures import RequestError
 from localkv.server.json_body import decoded
 from localkv.server.other_fields import ASKS_NOTHING, HARMLESS, NOTED, REFUSED
-from localkv.server.request_record import RequestRecord, current
+from localkv.server.request_record import RequestRecord
 from support.front import front_of
 from support.server import RunningServer
 
@@ -66,14 +65,6 @@ BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {"model": "tales"},
     GenerateRequest: {"model": "tales"},
 }
-
-
-@pytest.fixture
-def record() -> Iterator[RequestRecord]:
-    record = RequestRecord("a", "POST", "/")
-    token = current.set(record)
-    yield record
-    current.reset(token)
 
 
 @pytest.mark.parametrize("api", OFFICIAL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -15,7 +14,7 @@ from localkv.server.dialects import openai_responses as openai
 from localkv.server.failures import RequestError
 from localkv.server.json_body import decoded
 from localkv.server.recorder import WARNING
-from localkv.server.request_record import RequestRecord, current
+from localkv.server.request_record import RequestRecord
 from support.server import RunningServer
 
 FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object"}}
@@ -68,14 +67,6 @@ def function_of(dialect: str, name: str = "look") -> dict[str, Any]:
     if dialect == "responses":
         return {"type": "function", **FUNCTION, "name": name}
     return {"type": "function", "function": {**FUNCTION, "name": name}}
-
-
-@pytest.fixture
-def record() -> Iterator[RequestRecord]:
-    record = RequestRecord("a", "POST", "/")
-    token = current.set(record)
-    yield record
-    current.reset(token)
 
 
 def names(asked: AskedTools) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ Each goes on with what the library gave it, unchanged, and with a system message
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,31 @@ class Talk:
             raise RuntimeError("the model goes on calling")
         return FILES[Path(path).name]
 
+    def hold(self, messages: list[Any], said: Callable[[], Any], late: Sequence[Any] = ()) -> Talk:
+        """Hold a conversation of chat completions.
+
+        Args:
+            messages: so far; the rest is added.
+            said: asks for the model's next message.
+            late: messages after each answer.
+        """
+        for name in FILES:
+            messages.append({"role": "user", "content": ASK.format(path=name)})
+            while (message := said()).tool_calls:
+                messages.append(message)
+                for call in message.tool_calls:
+                    content = self.read(call.function.arguments)
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            messages += [message, *late]
+            self.answers.append(message.content)
+        return self
+
 
 def openai_chat(url: str, model: str, *, streams: bool = False) -> Talk:
     """OpenAI's library, chat completions."""
     import openai
 
-    talk, messages = Talk(), list[Any]([{"role": "developer", "content": SYSTEM}])
+    messages = list[Any]([{"role": "developer", "content": SYSTEM}])
     tools = [{"type": "function", "function": FUNCTION}]
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
@@ -66,16 +85,7 @@ def openai_chat(url: str, model: str, *, streams: bool = False) -> Talk:
             with client.chat.completions.stream(**asked) as stream:
                 return stream.get_final_completion().choices[0].message
 
-        for name in FILES:
-            messages.append({"role": "user", "content": ASK.format(path=name)})
-            while (message := said()).tool_calls:
-                messages.append(message)
-                for call in message.tool_calls:
-                    content = talk.read(call.function.arguments)
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-            messages += [message, {"role": "system", "content": LATE}]
-            talk.answers.append(message.content)
-    return talk
+        return Talk().hold(messages, said, [{"role": "system", "content": LATE}])
 
 
 def openai_responses(url: str, model: str, *, streams: bool = False) -> Talk:

@@ -102,7 +102,7 @@ def template_text(values: Mapping[str, Any]) -> str | None:
 
 
 def nearest(values: Mapping[str, Any], text: str, file: str) -> tuple[str | None, str | None]:
-    """Of a text and a file that mean the same, the one that the user gave nearest.
+    """A text or a file that means the same: the one that the user gave nearest.
 
     Raises:
         UsageError: both are as near.

@@ -277,8 +277,8 @@ class TextStream(Iterator[str]):
             return tuple(self._logprobs)
 
     def take_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Those of tokens since the last call, which are kept no longer: where only this is called,
-        a long text takes no memory for them."""
+        """The logprobs of tokens since the last call. They are dropped here, so a text takes no
+        memory for them if `token_logprobs` is not read."""
         if self._token_bytes is None:
             return ()
         with self._one_at_a_time:

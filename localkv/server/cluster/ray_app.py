@@ -186,7 +186,7 @@ class Engine:
 
 
 Resources = Mapping[str, float]
-"""Of Ray's, by their names."""
+"""Amounts of Ray's resources, by their names."""
 
 
 def lacking(of_each: Resources, n_engines: int, nodes: Sequence[Resources]) -> str:
@@ -233,7 +233,7 @@ class Places(msgspec.Struct):
 
 
 def _places(app: str, of_each: Resources) -> Places:
-    """As Ray sees it now."""
+    """The places as Ray sees them now."""
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
     engines = deployments.get(ENGINES, {"replicas": [], "message": ""})

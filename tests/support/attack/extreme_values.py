@@ -133,8 +133,8 @@ def changes(kind: str, content: Content) -> Iterator[Change]:
 
 
 def sampled(kind: str, content: Content, count: int | None) -> list[Change]:
-    """All changes, or so many of them, the same each time: every other one of a key that the file
-    has."""
+    """All changes, or a number of them, the same each time: every other one is of a key that the
+    file has."""
     every = list(changes(kind, content))
     if count is None:
         return every

@@ -48,6 +48,6 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> int:
-    """Begin to look for the peak anew; returns how much memory there is now."""
+    """Reset the peak; return how much memory is in use now."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_bytes()
