@@ -34,6 +34,7 @@ from localkv.memory.fit import check_fit
 from localkv.memory.free_memory import free_memory
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords, unknown_name
+from localkv.option_types import check_types
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
@@ -207,6 +208,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         started = time.perf_counter()
         others = {"complete, stream and chat": STREAM_OPTIONS, "chat": CHAT_OPTIONS}
         check_options(unknown, keywords(LLM.__init__), others)
+        check_types(LLM.__init__, locals())
         self.warnings: list[str] = []
         backend = select_backend(device, k_before_rope=k_before_rope)
         if k_before_rope:
@@ -350,6 +352,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self._override_pre, self._step_ms = override_pre, step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
         self.load_seconds = time.perf_counter() - started
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise UsageError(
+            "a loaded model can't be copied or pickled",
+            hint="give its path instead, and load it there: LLM(path)",
+        )
 
     def __repr__(self) -> str:
         if "memory" not in self.__dict__:

@@ -99,7 +99,7 @@ _DIGITS = "0123456789"
 _MOST_LISTED = 10
 
 
-def unknown_name(what: str, name: str, known: Iterable[str], listing: str = "") -> UsageError:
+def unknown_name(what: str, name: object, known: Iterable[str], listing: str = "") -> UsageError:
     """The error about a name that does not exist, with the nearest one.
 
     Args:
@@ -108,7 +108,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], listing: str = "") 
         listing: where the names are listed, for the hint if they are many.
     """
     known = list(known)
-    nearest = nearest_name(name, known)
+    nearest = nearest_name(name, known) if isinstance(name, str) else None
     hint = f"use {', '.join(known)}" if len(known) <= _MOST_LISTED or not listing else listing
     meant = f"; did you mean {nearest}?" if nearest else ""
     return UsageError(f"{what} {name!r:.60}{meant}", hint)

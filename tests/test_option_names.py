@@ -1,9 +1,15 @@
-"""Options of the Python API that do not exist, and the ones that were meant."""
+"""Options of the Python API: names that do not exist, and values of wrong types."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from localkv import LLM, LocalKVError
@@ -111,3 +117,71 @@ def test_names_of_other_libraries_are_none_of_ours(llm: LLM) -> None:
     ours = {*STREAM_OPTIONS, *CHAT_OPTIONS, *keywords(LLM.__init__)}
     assert not ours & MEANT.keys()
     assert {*MEANT.values()} <= ours
+
+
+ODD = (None, "zz", -7, 1.5, True, 2**70, float("nan"), b"x", [], {}, object(), [5], [None])
+CALLS: dict[str, Callable[[LLM, object], object]] = {
+    "complete": lambda llm, value: llm.complete(value, max_tokens=1),  # type: ignore[call-overload]
+    "complete_many": lambda llm, value: llm.complete_many(value, max_tokens=1),  # type: ignore[arg-type]
+    "stream": lambda llm, value: llm.stream(value, max_tokens=1).completion,  # type: ignore[arg-type]
+    "chat": lambda llm, value: llm.chat(value, max_tokens=1).completion,  # type: ignore[arg-type]
+    "tokenize": lambda llm, value: llm.tokenize(value),  # type: ignore[arg-type]
+    "detokenize": lambda llm, value: llm.detokenize(value),  # type: ignore[arg-type]
+    "logits": lambda llm, value: llm.logits(value),  # type: ignore[arg-type]
+    "embed": lambda llm, value: llm.embed(value),  # type: ignore[call-overload]
+    "save_state": lambda llm, value: llm.save_state("/nowhere/state", value),  # type: ignore[arg-type]
+    "load_state": lambda llm, value: llm.load_state(value),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_a_value_of_a_wrong_type_is_refused_in_words(
+    llm: LLM, tiny_model: Path, value: object
+) -> None:
+    """Any other error than `LocalKVError` fails the test."""
+    for call in CALLS.values():
+        with suppress(LocalKVError):
+            call(llm, value)
+    for name in STREAM_OPTIONS:
+        with suppress(LocalKVError):
+            llm.stream("Once", **{name: value}).close()  # type: ignore[arg-type]
+    for name in CHAT_OPTIONS:
+        with suppress(LocalKVError):
+            llm.chat("Once", **{name: value}).close()  # type: ignore[arg-type]
+    for name in {*keywords(LLM.__init__)} - {"device"}:
+        with suppress(LocalKVError):
+            LLM(tiny_model, **{"n_ctx": 64, name: value}).close()  # type: ignore[arg-type]
+    with suppress(LocalKVError):
+        LLM(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": "5"}, "max_tokens must be a whole number or None, not '5'"),
+        ({"stop": None}, "stop must be text or a list of texts, not None"),
+        ({"stop": ["a", 5]}, r"stop must be text or a list of texts, not \['a', 5\]"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
+        ({"logit_bias": [[1, 2]]}, "logit_bias must be a dict, not"),
+        ({"samplers": "top_k"}, "samplers must be a list of names, not 'top_k'"),
+        ({"cancel": 5}, "cancel must be a threading.Event or None, not 5"),
+    ],
+)
+def test_the_message_says_what_an_option_may_be(
+    llm: LLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        llm.complete("Once", **options)
+
+
+def test_numbers_and_arrays_of_numpy_are_taken(llm: LLM) -> None:
+    ids = np.array(llm.tokenize("Once"))
+    text = llm.complete(ids, max_tokens=np.int64(3), temperature=np.float32(0)).text  # type: ignore[call-overload]
+    assert text == llm.complete("Once", max_tokens=3, temperature=0).text
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loaded_model_is_not_copied(llm: LLM, copied: Callable[[object], object]) -> None:
+    with pytest.raises(UsageError, match="a loaded model can't be copied or pickled"):
+        copied(llm)

@@ -83,8 +83,8 @@ class LocalEngine:
         if template is None or tool_template is None:
             raise UsageError(
                 "the model has no chat template",
-                hint="give one with --chat-template-file, or continue plain text with: "
-                "localkv complete",
+                hint="--chat-template NAME or --chat-template-file gives one; localkv complete "
+                "goes on with plain text",
             )
         used = tool_template if "tools" in options.uses else template
         return replace(

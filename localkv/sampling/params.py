@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 
@@ -92,6 +92,8 @@ class SamplingParams:
             )
         self._check_bias()
         self._check_breakers()
+        if isinstance(self.samplers, str) or not isinstance(self.samplers, Sequence):
+            raise UsageError(f"samplers must be a list of names, not {shown(self.samplers)}")
         unknown = [name for name in self.samplers if name not in SAMPLER_ORDER]
         if unknown:
             raise unknown_name("unknown sampler", unknown[0], SAMPLER_ORDER)
@@ -100,6 +102,8 @@ class SamplingParams:
             raise UsageError(f"samplers has {twice} more than once", hint="name each sampler once")
 
     def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError(f"logit_bias must be a dict, not {shown(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
             if not (isinstance(token, Integral) and 0 <= token < 2**31):
                 raise UsageError(f"logit_bias has {shown(token)} where a token id should be")
@@ -113,8 +117,10 @@ class SamplingParams:
 
     def _check_breakers(self) -> None:
         breakers = self.dry_sequence_breakers
-        if isinstance(breakers, str):
-            raise UsageError("dry_sequence_breakers must be a tuple of strings, not one string")
+        if isinstance(breakers, str) or not isinstance(breakers, Sequence):
+            raise UsageError(
+                f"dry_sequence_breakers must be a tuple of strings, not {shown(breakers)}"
+            )
         if len(breakers) > MOST_BREAKERS:
             raise UsageError(
                 f"dry_sequence_breakers must be up to {MOST_BREAKERS} texts, not {len(breakers)}"

@@ -15,6 +15,7 @@ from localkv.engine.embedding import (
     normalised,
     pooling_of_file,
 )
+from localkv.option_types import check_types
 
 
 class EmbeddingModel(LoadedModel):
@@ -66,6 +67,7 @@ class EmbeddingModel(LoadedModel):
             ContextOverflowError: a text is longer than the context; none was evaluated.
             UsageError: there is no such pooling.
         """
+        check_types(EmbeddingModel.embed, {**locals(), "texts": ""})  # those by `_ids`
         if pooling is None:
             key = f"{self.config.architecture}.pooling_type"
             pooling = pooling_of_file(self.gguf.metadata.integer(key, None))

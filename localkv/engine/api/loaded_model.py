@@ -17,6 +17,7 @@ from localkv.engine.engine import Engine
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Backend
 from localkv.kernels.method import in_words
+from localkv.option_types import check_types
 
 Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """[tokens, n_vocab]"""
@@ -45,6 +46,7 @@ class LoadedModel(TokenizedModel):
 
     def logits(self, ids: Sequence[int]) -> Logits:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
+        check_types(LoadedModel.logits, locals())
         logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
 

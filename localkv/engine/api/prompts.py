@@ -18,7 +18,7 @@ Prompts: TypeAlias = Texts | list[ChatPrompt]
 
 def are_many(prompts: Prompt | Prompts) -> TypeGuard[Prompts]:
     """Whether it is a list of prompts. An empty list is a prompt without tokens."""
-    if isinstance(prompts, str | ChatPrompt) or len(prompts) == 0:
+    if isinstance(prompts, str | ChatPrompt) or not isinstance(prompts, Sequence) or not prompts:
         return False
     return _is_prompt(prompts[0])
 
@@ -29,8 +29,9 @@ def listed(prompts: Iterable[Prompt]) -> list[Prompt]:
     Raises:
         UsageError: it is one prompt.
     """
-    every = [] if isinstance(prompts, str | ChatPrompt) else [*prompts]
-    if not all(map(_is_prompt, every)) or isinstance(prompts, str | ChatPrompt):
+    is_list = isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | ChatPrompt)
+    every = [*prompts] if is_list else []
+    if not is_list or not all(map(_is_prompt, every)):
         raise UsageError(
             "this is one prompt, and not a list of them", hint="complete continues one prompt"
         )

@@ -24,6 +24,7 @@ from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
 from localkv.option_names import check_options, keywords
+from localkv.option_types import check_types
 from localkv.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class TextModel(LoadedModel):
     ) -> TextStream:
         others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(sampling, STREAM_OPTIONS, others)
+        check_types(TextModel.stream, locals())
         if audit not in (True, False, "exact"):
             raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
         predictions = None
@@ -403,6 +405,7 @@ class TextModel(LoadedModel):
         """
         others = {"stream": STREAM_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(options, CHAT_OPTIONS, others)
+        check_types(TextModel.chat, locals())
         template = template or (self.tool_template if tools else self.chat_template)
         calls = None
         if template is not None and (tools or tool_choice != "auto"):

@@ -20,6 +20,7 @@ from localkv.loader.chat_template import (
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.option_types import check_types
 
 if TYPE_CHECKING:
     from localkv.structured.grammar_tokens import GrammarTokens
@@ -101,10 +102,12 @@ class TokenizedModel:
         self, text: str, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
         """Token ids of a text; `parse_special` lets control tokens be written in it."""
+        check_types(TokenizedModel.tokenize, locals())
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
+        check_types(TokenizedModel.detokenize, locals())
         return self.tokenizer.decode(ids)
 
     def chat_prompt(
@@ -127,10 +130,14 @@ class TokenizedModel:
         Returns:
             the prompt; its `warnings` name the arguments that have no effect with this template.
         """
+        check_types(TokenizedModel.chat_prompt, locals())
+        check_types(PromptOptions, options)
         template = template or (self.tool_template if options.get("tools") else self.chat_template)
         if template is None:
             raise UsageError(
-                "the model has no chat template", hint="complete plain text, or give a template"
+                "the model has no chat template",
+                hint="--chat-template NAME (template= in Python) gives one; without --chat, "
+                "complete goes on with plain text",
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -138,6 +145,7 @@ class TokenizedModel:
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
         """The tokens of a prompt."""
+        check_types(TokenizedModel._ids, locals())
         if isinstance(prompt, ChatPrompt):
             return prompt.ids
         if isinstance(prompt, str):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from localkv.engine.api.loaded_model import LoadedModel
 from localkv.engine.states.state_identity import UNROTATED
 from localkv.loader.model_fingerprint import model_identity
+from localkv.option_types import check_types
 
 if TYPE_CHECKING:
     from localkv.loader.smoothing import Smoothing
@@ -37,6 +38,8 @@ class StateModel(LoadedModel):
         """
         from localkv.engine.states.state_turns import save_state
 
+        check_types(StateModel.save_state, locals())
+
         return save_state(self.engine.slot, path, self._identity, ids)
 
     def load_state(
@@ -64,6 +67,8 @@ class StateModel(LoadedModel):
                 of K and V, or for a larger context.
         """
         from localkv.engine.states.state_turns import load_state
+
+        check_types(StateModel.load_state, locals())
 
         return load_state(
             self.engine.slot,

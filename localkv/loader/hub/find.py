@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from localkv.errors import HubError, printable
 from localkv.loader.hub.cache import CachedModel, cached_models
@@ -99,7 +98,7 @@ def local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises:
         HubError: as `find` and `fetch`.
     """
-    if not isinstance(model, str) or Path(model).exists() or not names_the_hub(model):
+    if not isinstance(model, str) or os.path.exists(model) or not names_the_hub(model):
         return model
     found = find(parse_reference(model))
     return (fetch(found, lambda _: None) if isinstance(found, Download) else found).path
