@@ -10,10 +10,11 @@ import math
 import os
 import sys
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Condition, Thread
 from typing import BinaryIO
 
 from localkv.chat.local_engine import engine_facts
@@ -97,6 +98,8 @@ class EngineServer:
         with self._refusing(message.id):
             self.texts[message.id] = RunningText.begun(self.llm, message)
             self._events.append(Accepted(message.id))
+        if message.grammar is not None:
+            self.llm.grammar_tokens.release(message.grammar)
 
     def _act(self, action: SlotAction) -> None:
         with self._refusing(action.id):
@@ -150,45 +153,62 @@ class EngineServer:
 
 class Inbox:
     """What the front sends, in order. A text with a grammar comes once a thread has made its
-    matcher, and later messages about the text come after it.
+    matcher, unless it was cancelled before; clients have this thread in turn.
 
     Attributes:
-        messages: that the engine may take.
+        messages: that the engine may take. It has to release the grammars of texts.
     """
 
     def __init__(self) -> None:
         self.messages = SimpleQueue[ToEngine]()
-        self._later = SimpleQueue[Submit | Cancel]()
+        self._later = OrderedDict[str, deque[Submit]]()
         self._ids = set[int]()
+        self._changed = Condition()
         self._tokens: GrammarTokens | None = None
 
     def put(self, message: ToEngine) -> None:
         """Take a message."""
-        if isinstance(message, Submit) and message.grammar is not None:
-            if self._tokens is not None and not self._tokens.has_matcher(message.grammar):
-                self._ids.add(message.id)
-                self._later.put(message)
-                return
-        elif isinstance(message, Cancel) and message.id in self._ids:
-            self._later.put(message)
-            return
-        self.messages.put(message)
+        with self._changed:
+            if isinstance(message, Submit) and message.grammar is not None and self._tokens:
+                if not self._tokens.has_matcher(message.grammar):
+                    self._ids.add(message.id)
+                    self._later.setdefault(message.client, deque()).append(message)
+                    self._changed.notify()
+                    return
+                self._tokens.hold(message.grammar)
+            elif isinstance(message, Cancel):
+                self._ids.discard(message.id)
+            self.messages.put(message)
 
     def make_matchers(self, tokens: GrammarTokens) -> None:
         """Begin to make a model's matchers in a thread."""
         self._tokens = tokens
-        Thread(target=self._make, name="localkv-matchers", daemon=True).start()
+        Thread(target=self._make, args=(tokens,), name="localkv-matchers", daemon=True).start()
 
-    def _make(self) -> None:
-        assert self._tokens is not None
+    def _make(self, tokens: GrammarTokens) -> None:
         while True:
-            message = self._later.get()
-            if isinstance(message, Submit) and message.grammar is not None:
-                with suppress(Exception):  # which the text's own constraint meets again
-                    self._tokens.matcher(message.grammar)
-            self.messages.put(message)
-            if isinstance(message, Submit):
-                self._ids.discard(message.id)
+            message = self._next()
+            assert message.grammar is not None
+            with suppress(Exception):  # which the text's own constraint meets again
+                tokens.hold(message.grammar)
+            with self._changed:
+                if message.id in self._ids:
+                    self._ids.discard(message.id)
+                    self.messages.put(message)
+                else:
+                    tokens.release(message.grammar)
+
+    def _next(self) -> Submit:
+        """The next text of the client whose turn it is."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._later)
+                client, waiting = self._later.popitem(last=False)
+                message = waiting.popleft()
+                if waiting:
+                    self._later[client] = waiting
+                if message.id in self._ids:
+                    return message
 
 
 def loaded(load: Load, send: Callable[[Message], None]) -> LLM:

@@ -252,8 +252,11 @@ class Front:
                 headers={"retry-after": str(self._seconds_to_wait())},
             )
         record = current.get()
-        if self.settings.cache_per_key and record is not None:
-            requests = [msgspec.structs.replace(one, salt=record.key) for one in requests]
+        if record is not None:
+            salt = record.key if self.settings.cache_per_key else 0
+            requests = [
+                msgspec.structs.replace(one, salt=salt, client=record.client) for one in requests
+            ]
         try:
             texts = client.submit(requests)
             try:

@@ -64,6 +64,7 @@ class Submit(Message, frozen=True):
         salt: only texts with the same share rows of the cache.
         reuses: rows that the cache has of the prompt are taken.
         place: by which it can be saved; -1 for the one in which it runs.
+        client: who asks.
     """
 
     id: int
@@ -80,6 +81,7 @@ class Submit(Message, frozen=True):
     salt: int = 0
     reuses: bool = True
     place: int = -1
+    client: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from threading import Lock, Thread, stack_size
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from localkv.errors import UsageError
 from localkv.structured.grammar import Grammar
@@ -40,6 +40,13 @@ class GrammarVocabulary(Protocol):
     def token_to_id(self, text: str) -> int | None: ...
 
 
+class _Held(NamedTuple):
+    """A matcher, or why there is none, and how many hold it."""
+
+    made: LLMatcher | UsageError
+    n: int
+
+
 class GrammarTokens:
     """Makes llguidance's view of a vocabulary when it is asked for first, which takes a second for
     100,000 tokens.
@@ -55,6 +62,7 @@ class GrammarTokens:
         self._lock = Lock()
         self._made: LLTokenizer | None = None
         self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._held = dict[str, _Held]()
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A matcher at a grammar's beginning, to be copied. The last ones are kept.
@@ -66,6 +74,10 @@ class GrammarTokens:
             UsageError: llguidance refuses the grammar.
         """
         with self._lock:
+            if (held := self._held.get(grammar.source)) is not None:
+                if isinstance(held.made, UsageError):
+                    raise UsageError(held.made.message, held.made.hint)
+                return held.made
             kept = self._matchers.get(grammar.source)
             if kept is not None:
                 self._matchers.move_to_end(grammar.source)
@@ -79,9 +91,28 @@ class GrammarTokens:
                 self._matchers.popitem(last=False)
         return made
 
+    def hold(self, grammar: Grammar) -> None:
+        """Make a matcher, or find that there is none, and keep that until `release`: whoever asks
+        for it meanwhile need not wait."""
+        made: LLMatcher | UsageError
+        try:
+            made = self.matcher(grammar)
+        except UsageError as error:
+            made = error
+        with self._lock:
+            held = self._held.get(grammar.source, _Held(made, 0))
+            self._held[grammar.source] = held._replace(n=held.n + 1)
+
+    def release(self, grammar: Grammar) -> None:
+        """Forget one that is held, unless somebody else holds it, too."""
+        with self._lock:
+            held = self._held.pop(grammar.source, None)
+            if held is not None and held.n > 1:
+                self._held[grammar.source] = held._replace(n=held.n - 1)
+
     def has_matcher(self, grammar: Grammar) -> bool:
         """Whether `matcher` takes no time."""
-        return grammar.source in self._matchers
+        return grammar.source in self._held or grammar.source in self._matchers
 
     def begin(self) -> Thread:
         """Make it in a thread of its own, so that nobody waits for it later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from threading import Event
 
 from localkv.sampling.params import SamplingParams
@@ -13,21 +14,62 @@ from localkv.structured.grammar import Grammar
 class SlowTokens:
     def __init__(self) -> None:
         self.goes_on = Event()
+        self.begins = Event()
+        self.held = Counter[str]()
 
     def has_matcher(self, grammar: Grammar) -> bool:
         return False
 
-    def matcher(self, grammar: Grammar) -> None:
+    def hold(self, grammar: Grammar) -> None:
+        self.begins.set()
         assert self.goes_on.wait(10)
+        self.held[grammar.source] += 1
+
+    def release(self, grammar: Grammar) -> None:
+        self.held[grammar.source] -= 1
+
+
+def bound(id: int, client: str = "a") -> Submit:
+    return Submit(id, [1], SamplingParams(), grammar=Grammar(f"start: /{id}/"), client=client)
 
 
 def test_only_a_text_with_a_grammar_waits_for_its_matcher() -> None:
     inbox, tokens = Inbox(), SlowTokens()
     inbox.make_matchers(tokens)  # type: ignore[arg-type]
-    bound = Submit(1, [1], SamplingParams(), grammar=Grammar("start: /a/"))
     free = Submit(2, [1], SamplingParams())
-    for message in (bound, Cancel(1), free, Cancel(2)):
+    for message in (bound(1), free, Cancel(2)):
         inbox.put(message)
     assert [inbox.messages.get(timeout=10) for _ in range(2)] == [free, Cancel(2)]
     tokens.goes_on.set()
-    assert [inbox.messages.get(timeout=10) for _ in range(2)] == [bound, Cancel(1)]
+    assert inbox.messages.get(timeout=10) == bound(1)
+    inbox.put(Cancel(1))
+    assert inbox.messages.get(timeout=10) == Cancel(1)
+    assert tokens.held.total() == 1
+
+
+def test_clients_have_their_matchers_made_in_turn() -> None:
+    inbox, tokens = Inbox(), SlowTokens()
+    inbox.make_matchers(tokens)  # type: ignore[arg-type]
+    for id in range(10):
+        inbox.put(bound(id, "a"))
+    assert tokens.begins.wait(10)
+    inbox.put(bound(10, "b"))
+    tokens.goes_on.set()
+    taken = [inbox.messages.get(timeout=10) for _ in range(11)]
+    assert bound(10, "b") in taken[:3]
+    assert [one for one in taken if one.client == "a"] == [bound(id) for id in range(10)]
+
+
+def test_no_matcher_is_made_for_a_text_that_was_cancelled() -> None:
+    inbox, tokens = Inbox(), SlowTokens()
+    inbox.make_matchers(tokens)  # type: ignore[arg-type]
+    inbox.put(bound(0))
+    assert tokens.begins.wait(10)
+    for id in range(1, 9):
+        inbox.put(bound(id))
+    for id in range(8):
+        inbox.put(Cancel(id))
+    assert [inbox.messages.get(timeout=10) for _ in range(8)] == [Cancel(id) for id in range(8)]
+    tokens.goes_on.set()
+    assert inbox.messages.get(timeout=10) == bound(8)
+    assert +tokens.held == Counter([bound(8).grammar.source])

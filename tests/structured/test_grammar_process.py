@@ -16,7 +16,7 @@ import pytest
 
 from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
-from localkv.structured import grammar_process
+from localkv.structured import grammar_process, grammar_tokens
 from localkv.structured.constraint import Constraint
 from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
@@ -206,3 +206,20 @@ def test_the_command_line_says_so_in_one_line(tmp_path: Path, option: str) -> No
     assert error.startswith("error: the ")
     assert "too deeply" in error
     assert hint.startswith("hint: ")
+
+
+def test_a_matcher_that_is_held_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = GrammarTokens(load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf"))
+    monkeypatch.setattr(grammar_tokens, "MOST_MATCHERS", 1)
+    grammars = [Grammar.regex(text) for text in "ab"]
+    refused = Grammar.lark("start: <|nosuch|>")
+    for one in (*grammars, refused):
+        tokens.hold(one)
+    made = [tokens.matcher(one) for one in grammars]
+    monkeypatch.setattr(grammar_tokens, "_with_stack", None)
+    assert [tokens.matcher(one) for one in grammars] == made
+    with pytest.raises(UsageError, match="unknown special token"):
+        tokens.matcher(refused)
+    for one in (*grammars, refused):
+        tokens.release(one)
+    assert [tokens.has_matcher(one) for one in (*grammars, refused)] == [False, True, False]
