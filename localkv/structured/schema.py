@@ -456,14 +456,14 @@ class _Plain:
             raise _no_value("$ref", ref)
         found: Json = _NOTHING
         if ref == "#" or ref.startswith("#/"):
-            found = _pointed(self._root, ref)
+            found = pointed(self._root, ref)
         if found is _NOTHING:
             if self._bases is None:
                 self._bases = self._index()
             uri, pointer = urldefrag(_joined(self._bases.get(id(schema), ""), ref))
             found = self._by_uri.get(f"{uri}#{pointer}", _NOTHING)
             if found is _NOTHING and uri in self._by_uri:
-                found = _pointed(self._by_uri[uri], f"#{pointer}")
+                found = pointed(self._by_uri[uri], f"#{pointer}")
         if found is _NOTHING:
             raise UsageError(
                 f"$ref names {ref!r:.200}, which is not in the schema",
@@ -740,8 +740,8 @@ def _joined(base: str, reference: str) -> str:
         return reference
 
 
-def _pointed(root: Json, pointer: str) -> Json:
-    """The target of a JSON pointer after `#`; `_NOTHING` if there is none."""
+def pointed(root: Json, pointer: str) -> Json:
+    """The target of a JSON pointer after `#`; an object of no JSON type if there is none."""
     found = root
     for part in pointer.removeprefix("#").split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from localkv.tool_calls.family import (
     MOST_NAME,
@@ -19,7 +20,7 @@ from localkv.tool_calls.family import (
     text_rule,
 )
 from localkv.tool_calls.source import MOST_NESTED, Source, Steps
-from localkv.tool_calls.tools import Tool, Tools
+from localkv.tool_calls.tools import JSON_TYPES, Tool, Tools
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CALL = "call:"
@@ -120,6 +121,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
     rules = [
         f"text: {term(QUOTE)} rest_of_text",
         text_rule("rest_of_text", QUOTE, term),
+        "INTEGER: /-?(0|[1-9][0-9]*)/",
         "NUMBER: /-?(0|[1-9][0-9]*)(\\.[0-9]+)?/",
         'value: text | NUMBER | "true" | "false" | "null" | list | object',
         'list: "[" (value ("," value)*)? "]"',
@@ -127,36 +129,116 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
         "KEY: /[a-zA-Z_][a-zA-Z0-9_-]*/",
     ]
     for i, tool in enumerate(tools):
-        wanted = tool.parameters.get("required") or ()
-        properties = tool.properties
-        # the template writes keys in the order of the alphabet
-        parts = [
-            f"{quoted(key + ':')} {_rule_of(properties[key], tool, key)}"
-            for key in sorted(properties)
-        ]
-        rules += _members_rules(f"m{i}", parts, [key in wanted for key in sorted(properties)])
-        head = quoted(f"{_CALL}{tool.name}{{")
-        rules.append(f'call_{i}: {head} m{i}_none_0 "}}" {term(CLOSE)}')
+        written = _Written(tool, f"c{i}", term)
+        forms = alternatives([written.members(form.properties, form.wanted) for form in tool.forms])
+        head = quoted(f"{_CALL}{tool.name}")
+        rules += [*written.rules, f"call_{i}: {head} {forms} {term(CLOSE)}"]
     calls = any_call(tools)
     return CallRules(OPEN, calls, f"{calls} ({term(OPEN)} {calls})*", rules)
 
 
-def _rule_of(schema: object, tool: Tool, key: str) -> str:
-    types = tool.types_of(key)
-    if isinstance(schema, dict) and "enum" in schema:
-        return "value"
-    names = {
-        "string": "text",
-        "integer": "NUMBER",
-        "number": "NUMBER",
-        "boolean": '("true" | "false")',
-        "array": "list",
-        "object": "object",
-        "null": '"null"',
-    }
-    if not types or not types <= set(names):
-        return "value"
-    return alternatives(sorted({names[one] for one in types}))
+class _Written:
+    """The rules of a tool's arguments.
+
+    Args:
+        prefix: of the rules' names.
+
+    Attributes:
+        rules: they.
+    """
+
+    def __init__(self, tool: Tool, prefix: str, term: Term) -> None:
+        self.rules = list[str]()
+        self._tool = tool
+        self._prefix = prefix
+        self._term = term
+        self._n_rules = 0
+        self._of_definitions = dict[int, str]()
+
+    def members(
+        self, properties: Mapping[str, Any], wanted: Collection[str], depth: int = 0
+    ) -> str:
+        """The term of an object that has these properties, and no others.
+
+        The template writes keys in the order of the alphabet.
+        """
+        name, keys = self._name(), sorted(properties)
+        parts = [f"{quoted(key + ':')} {self._value(properties[key], depth + 1)}" for key in keys]
+        self.rules += _members_rules(name, parts, [key in wanted for key in keys])
+        return f'"{{" {name}_none_0 "}}"'
+
+    def _name(self) -> str:
+        self._n_rules += 1
+        return f"{self._prefix}_{self._n_rules}"
+
+    def _value(self, schema: Any, depth: int) -> str:
+        """The term of a value; any, where there is none for what its schema says."""
+        target = self._tool.resolved(schema)
+        if not isinstance(target, Mapping) or depth > MOST_NESTED:
+            return "value"
+        if target is schema:
+            return self._own(target, depth)
+        if id(target) not in self._of_definitions:
+            name = self._of_definitions[id(target)] = self._name()
+            self.rules.append(f"{name}: {self._own(target, depth)}")
+        return self._of_definitions[id(target)]
+
+    def _own(self, schema: Mapping[str, Any], depth: int) -> str:
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            return self._listed(values)
+        several = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(several, list) and several and "properties" not in schema:
+            return alternatives(sorted({self._value(one, depth + 1) for one in several}))
+        kinds = schema.get("type")
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list) or not kinds or not JSON_TYPES.issuperset(kinds):
+            return "value"
+        return alternatives(sorted({self._typed(kind, schema, depth) for kind in kinds}))
+
+    def _listed(self, values: Sequence[object]) -> str:
+        """The term of values that are listed."""
+        terms = list[str]()
+        for value in values:
+            if isinstance(value, str) and value and QUOTE not in value:
+                terms.append(f"{self._term(QUOTE)} {quoted(value)} {self._term(QUOTE)}")
+            elif isinstance(value, str | list | dict):
+                return "value"
+            else:
+                terms.append(quoted(json.dumps(value)))
+        return alternatives(terms) if terms else "value"
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+        properties, items = schema.get("properties"), schema.get("items")
+        if kind == "object" and isinstance(properties, Mapping) and properties:
+            wanted = schema.get("required")
+            wanted = wanted if isinstance(wanted, list) else ()
+            are_keys = all(_KEY.fullmatch(key) for key in properties)
+            return self.members(properties, wanted, depth) if are_keys else "object"
+        if kind == "array" and isinstance(items, Mapping):
+            item = self._value(items, depth + 1)
+            least, most = (schema.get(key) for key in ("minItems", "maxItems"))
+            least = least if isinstance(least, int) and 0 < least <= _MOST_COUNTED else 0
+            most = most if isinstance(most, int) and 0 <= most <= _MOST_COUNTED else None
+            if most == 0:
+                return '"[" "]"'
+            others = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+            some = f'{item} ("," {item}){others}'
+            return f'"[" {some} "]"' if least else f'"[" ({some})? "]"'
+        return _TERMS[kind]
+
+
+_MOST_COUNTED = 1000
+_KEY = re.compile("[a-zA-Z_][a-zA-Z0-9_-]*")
+_TERMS = {
+    "string": "text",
+    "integer": "INTEGER",
+    "number": "NUMBER",
+    "boolean": '("true" | "false")',
+    "array": "list",
+    "object": "object",
+    "null": '"null"',
+}
 
 
 def _members_rules(name: str, parts: Sequence[str], are_wanted: Sequence[bool]) -> list[str]:

@@ -6,14 +6,14 @@ Values are plain text. The tool's schema, or a mark beside the value, says which
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from localkv.errors import UsageError
 from localkv.structured.schema import plain_schema
 from localkv.tool_calls.family import Term, after, alternatives, json_of, quoted
 from localkv.tool_calls.source import Source, Steps
-from localkv.tool_calls.tools import Tool
+from localkv.tool_calls.tools import Form, Tool
 
 MOST_VALUE = 10_000_000
 TEXT = frozenset(("string",))
@@ -144,29 +144,33 @@ def argument_terms(
         closing: the tag behind it.
         between: what follows that.
     """
-    required = tool.parameters.get("required") or ()
     line_end = f"{quoted(chr(10))} " if in_lines else ""
     behind = f" {quoted(between)}" if between else ""
-    parts = []
-    for key, schema in tool.properties.items():
-        if key not in required and _is_never(schema, tool):
-            continue  # nothing can be its value
-        is_text = tool.types_of(key) == TEXT
-        texts = None
-        if is_text:
-            texts = [schema["const"]] if "const" in schema else schema.get("enum")
-        if is_text and texts is None:
-            value = f"{TEXT_RULE}{behind}"
-        else:
-            if texts is not None:
-                values = alternatives([quoted(str(one)) for one in texts])
+
+    def written(form: Form) -> str:
+        parts = []
+        for key, schema in form.properties.items():
+            is_wanted = key in form.wanted
+            if not is_wanted and _is_never(schema, tool):
+                continue  # nothing can be its value
+            is_text = tool.types_of(key) == TEXT
+            known, texts = tool.resolved(schema), None
+            if is_text and isinstance(known, Mapping):
+                texts = [known["const"]] if "const" in known else known.get("enum")
+            if is_text and texts is None:
+                value = f"{TEXT_RULE}{behind}"
             else:
-                what = f"the schema of {key!r} of the tool {tool.name!r}"
-                values = json_of(schema, what, tool)
-            value = f"{values} {line_end}{term(closing)}{behind}"
-        part = f"{opening(key, is_text)} {value}"
-        parts.append(part if key in required else f"({part})?")
-    return " ".join(parts)
+                if texts is not None:
+                    values = alternatives([quoted(str(one)) for one in texts])
+                else:
+                    what = f"the schema of {key!r} of the tool {tool.name!r}"
+                    values = json_of(schema, what, tool)
+                value = f"{values} {line_end}{term(closing)}{behind}"
+            part = f"{opening(key, is_text)} {value}"
+            parts.append(part if is_wanted else f"({part})?")
+        return " ".join(parts)
+
+    return alternatives([f"({one})" if one else '""' for one in map(written, tool.forms)])
 
 
 def _is_never(schema: object, tool: Tool) -> bool:

@@ -4,15 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from localkv.errors import UsageError
-from localkv.structured.schema import MOST_PARTS, Room
+from localkv.structured.schema import MOST_PARTS, Room, pointed
 
 TOOL_CHOICES = ("auto", "required", "none")
 _MOST_PARTS = 3 * MOST_PARTS
 """Most parts of all tools' schemas, which are read together, and again to find the odd ones."""
 JSON_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+
+
+_MOST_FORMS, _MOST_FOLLOWED, _MOST_LOOKED = 16, 16, 500
+_DESCRIBING = frozenset(("title", "description", "default", "examples", "deprecated"))
+
+
+class Form(NamedTuple):
+    """An object that arguments may be: the schemas of its properties, and those it must have."""
+
+    properties: Mapping[str, Any]
+    wanted: frozenset[str]
+
+
+def _both(one: Form, other: Form) -> Form:
+    """A form with all that two of them say."""
+    properties = {**one.properties, **other.properties}
+    for name in one.properties.keys() & other.properties.keys():
+        if one.properties[name] is not other.properties[name]:
+            properties[name] = {"allOf": [one.properties[name], other.properties[name]]}
+    return Form(properties, one.wanted | other.wanted)
+
+
+def _any(forms: Sequence[Form]) -> Form:
+    """A form that takes whatever one of several takes."""
+    if len(forms) == 1:
+        return forms[0]
+    schemas = dict[str, list[Any]]()
+    for form in forms:
+        for name, schema in form.properties.items():
+            known = schemas.setdefault(name, [])
+            if all(schema is not one for one in known[:_MOST_FORMS]):
+                known.append(schema)
+    properties = {
+        name: one[0] if len(one) == 1 else {"anyOf": one} for name, one in schemas.items()
+    }
+    return Form(properties, frozenset.intersection(*(form.wanted for form in forms)))
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 @dataclass(frozen=True)
@@ -31,15 +72,68 @@ class Tool:
     strict: bool = False
     room: Room = field(default_factory=Room, compare=False, repr=False)
 
-    @property
+    @cached_property
+    def forms(self) -> list[Form]:
+        """The objects that its arguments may be: one, or as many as its schema has alternatives.
+
+        A reference, `allOf`, `anyOf` and `oneOf` count as what they stand for.
+
+        Raises:
+            UsageError: it says too much.
+        """
+        return self._forms(self.parameters, {}) or [Form({}, frozenset())]
+
+    @cached_property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the arguments by name."""
-        properties = self.parameters.get("properties")
-        return properties if isinstance(properties, Mapping) else {}
+        """The schemas of the arguments by name, whatever form has them."""
+        return _any(self.forms).properties
+
+    def resolved(self, schema: Any) -> Any:
+        """A schema, or the definition that it stands for if it is no more than a reference."""
+        for _ in range(_MOST_FOLLOWED):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            if not schema["$ref"].startswith("#") or set(schema) - _DESCRIBING - {"$ref"}:
+                break
+            schema = pointed(self.parameters, schema["$ref"])
+        return schema
+
+    def _forms(self, schema: Any, known: dict[int, list[Form]]) -> list[Form]:
+        """The forms of a schema; none if it says nothing.
+
+        Args:
+            known: the forms of schemas by their ids; none for those that are looked at.
+        """
+        if not isinstance(schema, Mapping) or len(known) > _MOST_LOOKED:
+            return []
+        if id(schema) in known:
+            return known[id(schema)]
+        known[id(schema)] = []
+        properties, wanted = schema.get("properties"), schema.get("required")
+        found = [
+            Form(
+                properties if isinstance(properties, Mapping) else {},
+                frozenset(wanted if isinstance(wanted, list | tuple) else ()),
+            )
+        ]
+        parts = [[part] for part in _list(schema.get("allOf"))]
+        parts += [_list(schema.get(key)) for key in ("anyOf", "oneOf")]
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            parts.append([pointed(self.parameters, reference)])
+        for alternatives in parts:
+            others = [form for part in alternatives for form in self._forms(part, known)]
+            if others and len(found) * len(others) > _MOST_FORMS:
+                others = [_any(others)]
+            if others:
+                found = [_both(one, other) for one in found for other in others]
+                self.room.take(sum(len(form.properties) for form in found))
+        known[id(schema)] = found
+        return found
 
     def types_of(self, argument: str) -> frozenset[str]:
         """The JSON types that an argument may have, as far as its schema says so."""
-        schema = self.properties.get(argument)
+        schema = self.resolved(self.properties.get(argument))
         if not isinstance(schema, Mapping):
             return frozenset()
         values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -32,7 +34,7 @@ from localkv.tool_calls.minimax import MINIMAX
 from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
 from localkv.tool_calls.reader import CallReader
 from localkv.tool_calls.seed_oss import SEED_OSS
-from localkv.tool_calls.tools import Tools
+from localkv.tool_calls.tools import Tool, Tools
 from localkv.tool_calls.xml_parameters import QWEN_CODER
 from support import client_tools, family_templates
 from support.paths import ROOT
@@ -162,21 +164,27 @@ def test_a_required_call_is_one_that_the_parser_reads(
         assert accepts(after, text.removeprefix(after.after))
 
 
+def drawn(grammar: Grammar, rng: random.Random) -> str:
+    """A text of a grammar, drawn at random."""
+    one, data = Constraint(TOKENS, grammar, n_logits=VOCABULARY.n_vocab), b""
+    while not one.is_over:
+        tokens = [int(token) for token in np.flatnonzero(one.allowed())]
+        if VOCABULARY.eos_id in tokens:
+            break
+        one.accept(token := rng.choice(tokens))
+        data += VOCABULARY.token_bytes(token)
+    return data.decode()
+
+
 @pytest.mark.parametrize(
     "family", [HERMES, LLAMA3, MISTRAL_LIST, MISTRAL, DEEPSEEK_FENCED, COMMAND, KIMI]
 )
 def test_whatever_is_drawn_by_it_is_a_call(family: Family) -> None:
     rng = random.Random(7)
     for _ in range(4):
-        one, data = Constraint(TOKENS, grammar(family), n_logits=VOCABULARY.n_vocab), b""
-        while not one.is_over:
-            tokens = [int(token) for token in np.flatnonzero(one.allowed())]
-            if VOCABULARY.eos_id in tokens:
-                break
-            one.accept(token := rng.choice(tokens))
-            data += VOCABULARY.token_bytes(token)
         reader = CallReader(family, Tools(DESCRIBED))
-        rest, calls = gathered([*reader.push(data.decode()), *reader.end()])
+        text = drawn(grammar(family), rng)
+        rest, calls = gathered([*reader.push(text), *reader.end()])
         assert rest == ""
         for call in calls:
             assert call.is_whole
@@ -362,3 +370,89 @@ def test_a_call_in_a_prompt_shows_its_family(call: str, family: Family) -> None:
 def test_a_template_without_calls_is_generic() -> None:
     for source in ("{{ messages[0].content }}", "{{ raise_exception('no') }}", "{% if %}"):
         assert family_of(ChatTemplate(source, bos_token="", eos_token="")) is GENERIC
+
+
+# --- schemas of which the root lists no properties
+
+
+YES = {"type": "boolean"}
+ROOTS: dict[str, dict[str, Any]] = {
+    "reference": {
+        "$ref": "#/definitions/A",
+        "definitions": {"A": {"type": "object", "properties": {"a": YES}, "required": ["a"]}},
+    },
+    "allOf": {
+        "type": "object",
+        "properties": {"a": YES},
+        "allOf": [{"properties": {"b": YES}, "required": ["a", "b"]}],
+    },
+    "oneOf": {
+        "type": "object",
+        "oneOf": [
+            {"properties": {"a": YES}, "required": ["a"]},
+            {"properties": {"b": YES, "c": {"type": "null"}}, "required": ["b", "c"]},
+        ],
+    },
+    "anyOf of required": {
+        "type": "object",
+        "properties": {"a": YES, "b": YES},
+        "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("family", [HERMES, GLM, QWEN_CODER, MINIMAX, SEED_OSS, GEMMA4, KIMI])
+def test_what_a_root_says_by_others_is_kept(family: Family, root: str) -> None:
+    described = {"type": "function", "function": {"name": "f", "parameters": ROOTS[root]}}
+    tools = Tools([described], "required", parallel=False)
+    one = call_grammar(family, tools, VOCABULARY)
+    assert one is not None
+    for seed in range(4):
+        reader = CallReader(family, tools)
+        text = drawn(one, random.Random(seed))
+        _, [call] = gathered([*reader.push(text), *reader.end()])
+        jsonschema.validate(call.values, ROOTS[root])
+
+
+def test_gemmas_values_keep_to_their_schemas() -> None:
+    """They are no JSON, so each has a rule of its own."""
+    of = {"p": {"enum": ["x", 2, None]}, "q": {"type": "integer"}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "e": {"$ref": "#/$defs/E"},
+            "o": {"type": "object", "properties": of, "required": ["p", "q"]},
+            "l": {"type": "array", "items": {"$ref": "#/$defs/E"}, "minItems": 1, "maxItems": 2},
+            "n": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "t": {"$ref": "#/$defs/T"},
+        },
+        "required": ["e", "o", "l", "n", "t"],
+        "$defs": {
+            "E": {"type": "string", "enum": ["a", "b c"]},
+            "T": {"type": "object", "properties": {"next": {"$ref": "#/$defs/T"}}},
+        },
+    }
+    tools = Tools([{"function": {"name": "f", "parameters": schema}}], "required", parallel=False)
+    one = call_grammar(GEMMA4, tools, VOCABULARY)
+    assert one is not None
+    for seed in range(6):
+        reader = CallReader(GEMMA4, tools)
+        text = drawn(one, random.Random(seed))
+        _, [call] = gathered([*reader.push(text), *reader.end()])
+        jsonschema.validate(call.values, schema)
+    quote, given = '<|"|>', "o:{p:2,q:1},t:{}"
+    for enum, is_right in (("a", True), ("c", False)):
+        marked = f"{quote}{enum}{quote}"
+        text = f"<|tool_call>call:f{{e:{marked},l:[{marked}],n:null,{given}}}<tool_call|>"
+        assert accepts(one, text) is is_right
+
+
+def test_roots_that_refer_to_each_other_cost_little() -> None:
+    names = [f"d{i}" for i in range(400)]
+    definitions: dict[str, Any] = {
+        name: {"allOf": [{"$ref": f"#/$defs/{other}"} for other in names]} for name in names
+    }
+    definitions["d0"] = {"properties": {"a": YES}, "required": ["a"]}
+    tool = Tool("f", {"$ref": "#/$defs/d1", "$defs": definitions})
+    assert list(tool.properties) == ["a"]
