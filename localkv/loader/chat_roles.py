@@ -277,7 +277,7 @@ class _Arranged:
             turns[-1] = _pair(turns[-1], message)
             if before == "tool":
                 self._warn(
-                    "the chat template takes nothing of the user after a result: the result has it"
+                    "the chat template takes no user's turn after a result: the result has its text"
                 )
             else:
                 self._warn(

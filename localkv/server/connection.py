@@ -119,7 +119,9 @@ class Connection(HttpToolsProtocol):
         self._n_chunks += 1
         self._n_chunked += len(body)
         if self._n_chunks > MOST_SMALL + self._n_chunked // LEAST_CHUNK:
-            self._refuse(RequestError(400, f"chunks have less than {LEAST_CHUNK} bytes"))
+            self._refuse(
+                RequestError(400, f"chunks have fewer than {LEAST_CHUNK} bytes on average")
+            )
 
     def on_message_complete(self) -> None:
         if not self._is_refused:

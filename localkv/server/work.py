@@ -209,7 +209,7 @@ class Bodies:
 def _full(status: int, whose: str, most: int) -> RequestError:
     return RequestError(
         status,
-        f"the open requests of {whose} take {byte_size(most)}, and no more is possible",
+        f"the open requests of {whose} would take more than {byte_size(most)} of memory",
         "ask again later",
         headers={"retry-after": "1"},
     )

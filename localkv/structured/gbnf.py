@@ -75,7 +75,7 @@ def _with_characters(quoted: re.Match[str]) -> str:
             return f"\\x{ord(found[0]):02x}" if is_operator else found[0]
         code = int(number, 16)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise UsageError(f"the grammar names a character that there is not: {found[0]}")
+            raise UsageError(f"the grammar names a character that does not exist: {found[0]}")
         return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
     return _ESCAPE.sub(character, text)

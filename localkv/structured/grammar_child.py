@@ -117,7 +117,7 @@ def _source(make: Callable[[], str], what: str) -> str:
     """What llguidance makes of a text.
 
     Raises:
-        UsageError: it is nested too deeply, or has a number or a character that there is not.
+        UsageError: it is nested too deeply, or has an impossible number or character.
     """
     try:
         return make()

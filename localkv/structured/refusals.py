@@ -39,7 +39,7 @@ def failure(message: str) -> LocalKVError:
     it does not allow."""
     reason = one_line(message)
     if reason.startswith(_NO_EXTENSION):
-        reason = "no text of it goes on here"
+        reason = "nothing can follow here"
     words = f"the grammar can't be followed any further: {reason}"
     if _TOO_MUCH.search(reason):
         hint = "fewer alternatives or optional properties at one place would work"

@@ -156,4 +156,4 @@ def test_a_body_of_tiny_chunks_is_refused():
     answer = _run(lambda port: said(port, head, b"1\r\na\r\n" * 1000))
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1") == 1
-    assert b"chunks have less than" in answer
+    assert b"chunks have fewer than" in answer

@@ -66,8 +66,8 @@ def test_a_schema_without_a_grammar_is_refused_in_one_line(schema: object, reaso
         ('root ::= "a', "Unexpected end of input"),
         ('root ::= "\\', "can't be read"),
         ("root ::= [b-a]", "can't be used"),
-        (r'root ::= "\ud83d"', r"a character that there is not: \ud83d"),
-        (r"root ::= [a-\U00110000]", r"a character that there is not: \U00110000"),
+        (r'root ::= "\ud83d"', r"a character that does not exist: \ud83d"),
+        (r"root ::= [a-\U00110000]", r"a character that does not exist: \U00110000"),
         ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
     ],
 )

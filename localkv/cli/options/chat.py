@@ -41,7 +41,8 @@ def system_options(panel: str, what: str, implied: str = "") -> list[click.Param
             "--system-prompt-file",
             panel=panel,
             metavar="FILE",
-            help=f"The same from a UTF-8 file, without one final line break; - is stdin{implied}.",
+            help=f"The instruction, from a UTF-8 file without its last line break; "
+            f"- is stdin{implied}.",
         ),
     ]
 
@@ -66,15 +67,15 @@ def template_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
             panel=panel,
             llama_env="CHAT_TEMPLATE",
             metavar="NAME",
-            help=f"Another chat template than the model's own, by its name in llama.cpp "
-            f"({', '.join(NAMED_TEMPLATES)}), or as Jinja{implied}.",
+            help=f"A chat template in place of the model's: a name of llama.cpp's "
+            f"({', '.join(NAMED_TEMPLATES)}), or Jinja{implied}.",
         ),
         option(
             "--chat-template-file",
             panel=panel,
             llama_env="CHAT_TEMPLATE_FILE",
             metavar="FILE",
-            help=f"The same from a file with Jinja{implied}.",
+            help=f"The template, from a file with Jinja{implied}.",
         ),
     ]
 

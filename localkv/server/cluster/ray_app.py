@@ -297,7 +297,7 @@ class Gate:
             problem = self._places.problem
             raise RequestError(
                 503,
-                f"no engine is there: {problem or 'they are started'}",
+                f"no engine is ready: {problem or 'they are starting'}",
                 headers={"retry-after": "5"},
             )
 

@@ -195,7 +195,7 @@ def test_why_no_engine_can_start_is_said(machine: str):
     with command(machine, "localkv.server.cluster.ray_app:build", "model=/no/model.gguf"):
         found = until(lambda: "no such file" in str(answer := refusal(machine, "/x")) and answer)
         message = found[1]["error"]["message"]
-        assert message == "no engine is there: engines can't start: /no/model.gguf: no such file"
+        assert message == "no engine is ready: engines can't start: /no/model.gguf: no such file"
 
 
 @pytest.mark.parametrize(
