@@ -15,8 +15,15 @@ from contextlib import suppress
 from functools import lru_cache
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.chat_messages import Message, messages_for, shows_calls, text_of
+from localkv.loader.chat_messages import (
+    Message,
+    messages_for,
+    shows_calls,
+    text_of,
+    with_reasoning,
+)
 from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.continued_message import REASONING_FIELDS
 
 SYSTEM = ("system", "developer")
 """Roles of whoever runs the application."""
@@ -187,7 +194,8 @@ class _Arranged:
         ordered.sort(key=lambda pair: pair[0])
         if not shows_calls(self._template):
             self._warn("the chat template shows no calls of tools: the text says them as JSON")
-            said = [text_of(message), *map(_as_json, calls)]
+            is_hermes = "<tool_call>" in self._template.source  # whose models write them so
+            said = [text_of(message), *(_as_json(call, in_marks=is_hermes) for call in calls)]
             plain = {name: value for name, value in message.items() if name != "tool_calls"}
             plain["content"] = "\n".join(text for text in said if text)
             return [plain, *(result for _, result in ordered)]
@@ -207,7 +215,8 @@ class _Arranged:
         turns = list[Message]()
         for message in messages:
             text = text_of(message) if message.get("tool_calls") else ""
-            if not text or _shows_beside(self._template, self._has_tools):
+            is_reasoned = any(message.get(name) for name in REASONING_FIELDS)
+            if not text or _shows_beside(self._template, self._has_tools, is_reasoned):
                 turns.append(message)
             elif self._takes("user", "assistant", CALL, "tool", "assistant", "user"):
                 turns.append({"role": "assistant", "content": text})
@@ -306,7 +315,7 @@ def _kind_of(message: Message) -> str:
     return CALL if message.get("tool_calls") else str(message["role"])
 
 
-def _as_json(call: object) -> str:
+def _as_json(call: object, *, in_marks: bool) -> str:
     """A call as a text."""
     function = call.get("function", call) if isinstance(call, Mapping) else {}
     arguments = function.get("arguments")
@@ -314,7 +323,8 @@ def _as_json(call: object) -> str:
         with suppress(ValueError):
             arguments = json.loads(arguments)
     named = {"name": function.get("name"), "arguments": arguments}
-    return json.dumps(named, ensure_ascii=False)
+    text = json.dumps(named, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>" if in_marks else text
 
 
 def _user(text: str) -> Message:
@@ -369,9 +379,11 @@ def _shows_several(template: ChatTemplate, has_tools: bool) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _shows_beside(template: ChatTemplate, has_tools: bool) -> bool:
-    """Whether the template writes out a text beside a call."""
-    answer = {**_probe(CALL, ""), "content": "localkv-text"}
+def _shows_beside(template: ChatTemplate, has_tools: bool, is_reasoned: bool) -> bool:
+    """Whether the template writes out a text beside a call; gpt-oss's refuses one if there is
+    reasoning, too."""
+    answer: Message = {**_probe(CALL, ""), "content": "localkv-text"}
+    answer = with_reasoning(answer, "localkv-reason") if is_reasoned else answer
     messages = [_probe("user", "a"), answer, _probe("tool", "b")]
     return _with_words(template, messages, ["localkv-text"], has_tools) is not None
 

@@ -256,6 +256,12 @@ CALLS = {
     "another order": [ASKED, calling(1, 2), result(2), result(1)],
     "one result": [ASKED, calling(1, 2), result(2)],
     "a text beside": [ASKED, calling(1, text="word 1."), result(1)],
+    "reasoning and a text": [
+        ASKED,
+        {**calling(1, text="word 1."), "reasoning_content": "Hm."},
+        result(1),
+    ],
+    "tags and a text": [ASKED, calling(1, text="<think>\nHm.\n</think>\n\nword 1."), result(1)],
     "in turn": [ASKED, calling(1), result(1), calling(2), result(2)],
     "parts": [ASKED, calling(1), result(1, content=PARTS)],
     "first": [calling(1), result(1), ASKED],
@@ -287,6 +293,16 @@ def test_calls_and_results_are_shown_in_their_order(name: str, tools: Any) -> No
         if kind in ("several", "another order"):
             places = [prompt.find(word) for word in ("result 1.", "result 2.")]
             assert places == sorted(places)
+
+
+@pytest.mark.parametrize("opening", ["", "<tool_call>\n"])
+def test_calls_that_a_template_shows_none_of_are_as_the_model_writes_them(opening: str) -> None:
+    source = f"Calls begin with {opening}" + SOURCES["named chatml"]
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    turns, warnings = in_turns(template, messages_for(template, [ASKED, calling(1), result(1)]))
+    call = opening + '{"name": "f1", "arguments": {"a": "call 1."}}'
+    assert turns[1]["content"] == call + opening.replace("<tool", "\n</tool").rstrip()
+    assert any("as JSON" in warning for warning in warnings)
 
 
 def test_ids_that_a_template_refuses_are_replaced() -> None:
