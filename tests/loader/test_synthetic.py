@@ -95,9 +95,18 @@ def test_two_of_the_same_seed_are_the_same() -> None:
     assert not np.array_equal(rows[0], rows[2])
 
 
-@pytest.mark.parametrize(("shape", "type_name"), [("llama-9b", "q4_0"), ("llama-8b", "q9_9")])
-def test_unknown_names_are_told_with_the_choices(shape: str, type_name: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "type_name", "message"),
+    [
+        ("llama-9b", "q4_0", "unknown shape 'llama-9b'; did you mean llama-8b?"),
+        ("llama-8b", "q9_9", "unknown type of weights 'q9_9'"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_and_the_place_of_the_list(
+    shape: str, type_name: str, message: str
+) -> None:
     with pytest.raises(UsageError) as error:
         synthetic_model(shape, type_name, select_backend("reference"))
+    assert error.value.message == message
     assert error.value.hint is not None
-    assert "llama-8b" in error.value.hint or "q4_0" in error.value.hint
+    assert "localkv plan --help-all" in error.value.hint
