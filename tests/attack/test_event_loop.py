@@ -24,7 +24,7 @@ from support.front import said, served
 from support.server import SHIPPED_MODEL
 
 MOST_MS = 20.0
-"""Ten, and room for a processor whose caches others use."""
+"""Milliseconds: ten, and room for a processor that others use, too."""
 
 N = 7_500_000
 
@@ -134,5 +134,5 @@ async def test_no_body_costs_the_loop_much(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def _answered(port: int, head: bytes, body: bytes) -> bytes:
-    """What is answered, sent by a thread: the time of the loop is the server's."""
+    """The answer to a request that a thread sends, so that the loop's time is the server's."""
     return await asyncio.to_thread(lambda: asyncio.run(said(port, head, body)))

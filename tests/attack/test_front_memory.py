@@ -14,7 +14,7 @@ from support.rude_client import children
 from support.server import RunningServer
 
 MOST_FRONT, MOST_ENGINE = 640, 256
-"""MiB that the two processes grow by at most; docs/server-operation.md states the first."""
+"""Most MiB by which the two processes grow; docs/server-operation.md states the first."""
 
 EMOJI = "\U0001f600"
 MESSAGES = [{"role": "user", "content": "a"}]

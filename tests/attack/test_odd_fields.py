@@ -1,4 +1,4 @@
-"""Every field of every endpoint with every odd value: answered, and nothing is left of it."""
+"""Every field of every endpoint with every odd value gets an answer, and leaves nothing open."""
 
 from __future__ import annotations
 

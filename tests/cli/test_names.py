@@ -33,7 +33,7 @@ def _spellings(command: str) -> set[str]:
 
 
 def _checked(command: str, *args: str) -> tuple[list[str], str]:
-    """The arguments as click gets them, and what is noted."""
+    """The arguments that click gets, and the notes."""
     found, stream = _found(command), io.StringIO()
     parent = click.Context(cli, **cli.context_settings)
     ctx = click.Context(found, parent=parent, info_name=command, **found.context_settings)
@@ -60,7 +60,7 @@ _NAMED = re.compile(r"localkv (\w+)|(?<![\w-])(--?[a-zA-Z][\w-]*)")
 
 
 def _names_what_works(command: str, advice: str) -> None:
-    """Each option that is named is one of the command that its clause names, or of this one."""
+    """Each named option belongs to the command that its clause names, or to this one."""
     for clause in re.split("[;,]", advice):
         spoken_of = command
         for other, option in _NAMED.findall(clause):

@@ -28,7 +28,7 @@ def test_quiet_leaves_out_all_but_warnings(program: Program, monkeypatch) -> Non
 
 
 def _variables(text: str) -> dict[str, str]:
-    """What a shell has after it read a text, whose last line starts a program."""
+    """The variables of a shell that has read a text, whose last line starts a program."""
     script = text.removesuffix("claude\n") + "\nenv -0"
     done = subprocess.run(["sh", "-c", script], env={}, capture_output=True, check=True, text=True)
     return dict(line.split("=", 1) for line in done.stdout.split("\0") if "=" in line)

@@ -530,7 +530,7 @@ REFUSES = "{{ raise_exception('no such effort') if reasoning_effort == 'none' }}
 def test_the_effort_of_reasoning(
     source: str, effort: str, text: str, budget: int | None, n_warnings: int
 ) -> None:
-    """By the tokenizer of a family whose vocabulary has tags for reasoning."""
+    """The tokenizer is of a family with tags for reasoning in its vocabulary."""
     template = ChatTemplate(source, bos_token="", eos_token="")
     messages = [{"role": "user", "content": "Hi"}]
     got = chat_prompt(TOKENIZERS["qwen3"], template, messages, reasoning_effort=effort)

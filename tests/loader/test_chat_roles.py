@@ -32,14 +32,14 @@ STRICT = QWEN3.source.replace(
     "{%- elif message.role == 'assistant' %}",
     1,
 )
-"""As Qwen 3.5's: a system message comes first, or not at all."""
+"""Like Qwen 3.5's template: a system message comes first, or not at all."""
 
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
     "{% elif (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}"
     "{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 )
-"""As Gemma 2's."""
+"""Like Gemma 2's template."""
 
 SILENT = "{% for m in messages if m.role != 'system' %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 """It leaves out system messages, and says nothing."""

@@ -150,7 +150,7 @@ def test_what_other_servers_tools_did_is_left_out_of_histories(record: RequestRe
 
 
 def test_the_header_and_the_log_say_so(server: RunningServer) -> None:
-    """The log once for all requests; also of functions that the model's template does not show."""
+    """The log has it once for all requests, also for functions that the template does not show."""
     body = {"input": "Hi", "max_output_tokens": 1, "tools": OTHERS["responses"][:2]}
     body["tools"] = [*body["tools"], function_of("responses")]
     for _ in range(2):

@@ -173,7 +173,7 @@ def test_a_dark_screen(page: Page):
 
 
 def answer_with(page: Page, *deltas: dict[str, object]) -> None:
-    """Let answers be these."""
+    """Let the server give these answers."""
     ends = [({}, "stop")]
     chunks = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}

@@ -1,4 +1,4 @@
-"""Who waits for whom, and what the event loop never does itself."""
+"""Who waits for whom, and what the event loop leaves to threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from support.front import front_of, said, served
 
 
 class Held:
-    """Calls that go on when they may, and in which order they came to their end."""
+    """Calls that go on when told to, and the order in which they ended."""
 
     def __init__(self) -> None:
         self.may = threading.Event()

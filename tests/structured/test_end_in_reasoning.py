@@ -53,7 +53,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def eager(llm: LLM) -> dict[int, float]:
-    """It ends wherever it may; before that it opens what it may."""
+    """Biases with which a model ends its text where it may, and first opens its reasoning."""
     bias = dict.fromkeys(llm.tokenizer.eog_ids, 100.0)
     if (token := llm.tokenizer.token_to_id(THINK_TAGS.open)) is not None:
         bias[token] = 60.0

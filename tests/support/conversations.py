@@ -27,7 +27,7 @@ FILES = {"notes.txt": "the number is 4711", "more.txt": "the number is 815"}
 """The files that are asked for, one a turn, and what is in them."""
 ANSWERS = ["The number is 4711.", "The number is 815."]
 MOST_CALLS = 3
-"""Calls of a turn, after which it is given up."""
+"""Most calls of a turn."""
 
 
 @dataclass
@@ -197,4 +197,4 @@ CONVERSATIONS: dict[str, Callable[..., Talk]] = {
     "anthropic": anthropic_messages,
     "ollama": ollama_chat,
 }
-"""By the library: called with the server's URL, the model's name, and whether to stream."""
+"""Conversations by library, called with the server's URL, a model's name, and whether to stream."""

@@ -1,4 +1,4 @@
-"""`localkv` with a model whose answers are a script's: real in all but the choice of words.
+"""`localkv` with a model whose answers a script gives: only the choice of words is not real.
 
 `python scripted_server.py serve ...` takes the arguments of `localkv serve`. The model is loaded
 and evaluates every token, the template, the tokenizer, the cache and the readers of calls are
@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, Callable[[str], dict[str, object]]] = {
     "shell": lambda path: {"command": ["cat", path]},
     "read_file": lambda path: {"path": path},
 }
-"""By the name of a tool that reads a file, what it is called with."""
+"""The arguments of a call, by the name of the tool that reads a file."""
 
 
 def reply(prompt: str) -> str:

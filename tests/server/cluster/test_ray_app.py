@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 SECONDS = 180.0
 CPUS = 2
-"""Of the machine, as Ray is told."""
+"""The machine's CPUs, as Ray is told."""
 ARGUMENTS = {
     "model": str(MODELS / "tales-4M-Q8_0.gguf"),
     "replicas": "2",
@@ -116,7 +116,7 @@ def free_port() -> int:
 
 
 def until(attempt: Callable[[], T | None], seconds: float = SECONDS) -> T:
-    """The first result that is something; no server yet is nothing."""
+    """The first result that is not None; a server that does not answer yet counts as None."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -142,7 +142,7 @@ def refusal(url: str, path: str) -> tuple[str | None, dict[str, Any]] | None:
 
 
 def test_the_command_of_the_docs(machine: str):
-    """As many engines as it names have room on as many CPUs, with all else that there is."""
+    """The engines that it names have room on as many CPUs, with everything else."""
     with command(machine, *of_the_docs()):
         until(lambda: ask(machine, conversation(0)))
         engines = until(
@@ -318,7 +318,7 @@ def test_an_update_ends_no_request(cluster: str):
 
 
 def test_others_answer_when_a_replica_dies(cluster: str):
-    """With its front; what it streams ends in an error, as a stream of its dialect has them."""
+    """Its front dies with it, and its streams end in an error of their dialect."""
     messages = conversation(20)
     engine, _ = ask(cluster, messages)
     named = ray.util.list_named_actors(all_namespaces=True)
@@ -373,7 +373,7 @@ def test_only_the_requests_of_an_engine_that_dies_fail(cluster: str):
 
 
 def two_engines(url: str) -> dict[str, list[dict[str, str]]] | None:
-    """A conversation for each, which it will be asked to go on with."""
+    """Each engine has a conversation, and is asked to go on with it."""
     new = [conversation(next(NUMBERS)) for _ in range(4)]
     found = {ask(url, messages)[0]: messages for messages in new}
     return found if len(found) == CPUS else None

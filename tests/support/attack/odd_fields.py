@@ -93,11 +93,11 @@ _OWN = {
 }
 _OF_ANY = {name for names in _OWN.values() for name in names if "." not in name}
 FIELDS = {path: sorted({*_OWN.get(path, ()), *_OF_ANY, "filename", "user"}) for path in BODIES}
-"""By paths: the fields of all bodies, of the objects in its own, and one that there is not."""
+"""The fields of each path: of all bodies, of the objects in its own, and an unknown one."""
 
 
 def odd_requests(seed: int) -> Iterator[tuple[str, bytes]]:
-    """Path and body of every request, in an order of that seed."""
+    """Path and body of every request, in the order of a seed."""
     cases = [(path, field, i) for path in BODIES for field in FIELDS[path] for i in _NUMBERED]
     random.Random(seed).shuffle(cases)
     for path, field, i in cases:
