@@ -27,6 +27,9 @@ Message = Mapping[str, object]
 
 _WORD = "localkv-probe"
 _JSON_STEP = re.compile(r'\\.|["{}\[\],]', re.DOTALL)
+_MOST_ARGUMENTS = 100_000
+"""Commas, lists and objects of a call's arguments: they are read in one go, while no other thread
+goes on."""
 _LONGEST_CUT, _MOST_STEPS_BACK, _MOST_NESTED = 1 << 18, 16, 64
 _NULL = re.compile("None|null")
 
@@ -219,6 +222,8 @@ def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
         arguments = {}
     if isinstance(arguments, str):
         text = arguments
+        if text.count(",") + text.count("[") + text.count("{") > _MOST_ARGUMENTS:
+            raise UsageError(f"{where} has more than {_MOST_ARGUMENTS:,} values")
         try:
             arguments = json.loads(text)
         except (ValueError, RecursionError):

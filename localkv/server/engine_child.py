@@ -13,9 +13,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import BinaryIO
+
+import msgspec
 
 from localkv.chat.local_engine import engine_facts
 from localkv.engine.requests.batch_engine import BatchEngine
@@ -27,6 +30,7 @@ from localkv.server.slot_states import SlotStates
 from localkv.server.wire import (
     WARM_UP,
     Accepted,
+    Again,
     Cancel,
     Event,
     Facts,
@@ -165,9 +169,16 @@ class Inbox:
         self._ids = set[int]()
         self._changed = Condition()
         self._tokens: GrammarTokens | None = None
+        self._last: Submit | None = None
 
     def put(self, message: ToEngine) -> None:
         """Take a message."""
+        if isinstance(message, Again):
+            assert self._last is not None
+            params = replace(self._last.params, seed=message.seed)
+            message = msgspec.structs.replace(self._last, id=message.id, params=params)
+        elif isinstance(message, Submit):
+            self._last = message
         with self._changed:
             if isinstance(message, Submit) and message.grammar is not None and self._tokens:
                 if not self._tokens.has_matcher(message.grammar):

@@ -7,8 +7,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import msgspec
@@ -20,6 +21,7 @@ from localkv.server.observed_texts import ObservedTexts
 from localkv.server.open_texts import OpenTexts
 from localkv.server.wire import (
     LENGTH,
+    Again,
     Cancel,
     Ended,
     Event,
@@ -215,6 +217,7 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._texts = dict[int, Texts]()
         self._numbers = count(1)
+        self._acting = asyncio.Lock()
         self._owed: float | None = None  # since when the engine has something to do
         self._loaded = asyncio.Event()
         self._failure: Exception | None = None
@@ -288,7 +291,8 @@ class EngineClient:
         """
         numbered = [_numbered(request, next(self._numbers)) for request in requests]
         texts = Texts(self, [one.id for one in numbered])
-        self._send(*numbered)  # what can fail comes before anything is counted
+        # what can fail comes before anything is counted
+        self._send(*_with_less_said_again(numbered))
         for one in numbered:
             self._texts[one.id] = texts
             self.open.add(one)
@@ -301,17 +305,18 @@ class EngineClient:
             EngineStoppedError: the engine is not running.
             LocalKVError: it can't be done.
         """
-        id = next(self._numbers)
-        texts = Texts(self, [id])
-        self._send(msgspec.structs.replace(action, id=id))
-        self._texts[id] = texts
-        try:
-            await texts.begun()
-            [(_, event)] = await anext(texts)
-            assert isinstance(event, SlotDone)
-            return event
-        finally:
-            self._texts.pop(id, None)
+        async with self._acting:  # there is a step of all texts between two of them
+            id = next(self._numbers)
+            texts = Texts(self, [id])
+            self._send(msgspec.structs.replace(action, id=id))
+            self._texts[id] = texts
+            try:
+                await texts.begun()
+                [(_, event)] = await anext(texts)
+                assert isinstance(event, SlotDone)
+                return event
+            finally:
+                self._texts.pop(id, None)
 
     def forget(self, ids: set[int]) -> None:
         """End texts whose events nobody wants."""
@@ -429,6 +434,20 @@ def _n_bytes(event: Event) -> int:
         return 0
     n_ranked = sum(1 + len(one.top_logprobs) for one in event.logprobs)
     return 300 + len(event.text) + 250 * n_ranked
+
+
+def _with_less_said_again(requests: Sequence[Submit]) -> Iterator[Submit | Again]:
+    """Requests as they are sent: those like the one before, but for the seed, are short."""
+    last: Submit | None = None
+    for one in requests:
+        seed = one.params.seed
+        if last is not None:
+            like = replace(last.params, seed=seed)
+            if msgspec.structs.replace(last, id=one.id, params=like) == one:
+                yield Again(one.id, seed)
+                continue
+        yield one
+        last = one
 
 
 def _numbered(request: Submit, id: int) -> Submit:

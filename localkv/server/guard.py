@@ -18,6 +18,8 @@ from localkv.server.settings import MOST_BODY
 if TYPE_CHECKING:
     from localkv.server.front import Front
 
+MOST_QUERY = 4096
+"""Bytes of a query. A longer one would take the event loop long, and nothing here asks for it."""
 BODY_SECONDS = 30.0
 """How long a body may take to come."""
 
@@ -61,6 +63,8 @@ class Guard:
             RequestError: says why.
         """
         headers, path = Headers(scope=scope), scope["path"]
+        if len(scope["query_string"]) > MOST_QUERY:
+            raise RequestError(414, f"the query is longer than {MOST_QUERY} bytes")
         self._check_names(headers)
         if self._keys and path not in NO_KEY_NEEDED and not path.startswith(FILES_OF_PAGE):
             number = self._keys.number(given_key(headers))

@@ -1,6 +1,6 @@
 """The messages between the server's two processes, as bytes: a length, and MessagePack.
 
-The front sends `Load` first, then any of `Submit`, `Cancel` and `SlotAction`; the engine
+The front sends `Load` first, then any of `Submit`, `Again`, `Cancel` and `SlotAction`; the engine
 sends `Progress`, `Facts` or `Failed`, and then `Step`s. Nothing here knows of processes or HTTP.
 """
 
@@ -82,6 +82,14 @@ class Submit(Message, frozen=True):
     reuses: bool = True
     place: int = -1
     client: str = ""
+
+
+class Again(Message, frozen=True):
+    """Another text like the last `Submit`, with a number and a seed of its own: what many texts
+    have in common is sent once."""
+
+    id: int
+    seed: int | None
 
 
 class Cancel(Message, frozen=True):
@@ -267,7 +275,7 @@ class Step(Message, frozen=True):
     status: Status
 
 
-ToEngine: TypeAlias = Load | Submit | Cancel | SlotAction
+ToEngine: TypeAlias = Load | Submit | Again | Cancel | SlotAction
 FromEngine: TypeAlias = Progress | Facts | Failed | Step
 
 _encoder = msgspec.msgpack.Encoder()

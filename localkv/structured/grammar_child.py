@@ -33,6 +33,7 @@ MAX_STACK = 4 << 20
 _TOKEN_ID = re.compile(r"<\[([\d, -]*)\]>")
 _TOKEN_NAME = re.compile(r"<[^<>\s\[\]\"]+>")
 _MOST_NAMES = 1000
+_LONGEST_ERROR = 500
 
 
 def parser_limits() -> LLParserLimits:
@@ -51,7 +52,7 @@ def answer(request: tuple[str, tuple[str, ...], str]) -> dict[str, Any]:
         source = NOTATIONS[notation](*texts, what=what)
         _check(source, what)
     except UsageError as error:
-        return {"error": error.message, "hint": error.hint}
+        return {"error": f"{error.message:.{_LONGEST_ERROR}}", "hint": error.hint}
     return {"source": source}
 
 

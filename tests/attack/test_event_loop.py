@@ -50,6 +50,12 @@ def _said(content: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
 
 
+def _called(arguments: str) -> list[dict[str, object]]:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "content": "b", "tool_call_id": "a"}
+    return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+
 def _names(n: int) -> list[str]:
     return [f"v{i}" for i in range(n)]
 
@@ -85,6 +91,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: _chat(chat_template_kwargs=dict.fromkeys(map(str, range(N // 18)))),
     ),
     "tools": (CHAT, lambda: _chat(tools=[TOOL] * 9_000, tool_choice="required")),
+    "arguments": (CHAT, lambda: _chat(messages=_called('{"a":[' + "[]," * (N // 3) + "1]}"))),
     "a schema": (NATIVE, lambda: _json({"prompt": "a", "json_schema": {"enum": _names(90_000)}})),
     "a long schema": (NATIVE, lambda: _json({"prompt": "a", "json_schema": {"const": "v" * N}})),
     "a grammar": (NATIVE, lambda: _json({"prompt": "a", "grammar": GRAMMAR})),

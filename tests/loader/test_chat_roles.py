@@ -372,3 +372,10 @@ def test_functions_are_tools() -> None:
 def test_what_nothing_is_shown_of_is_refused(message: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=re.escape(reason)):
         arranged("strict", [ASKED, message])
+
+
+def test_arguments_are_not_read_for_long() -> None:
+    function = {"name": "f", "arguments": '{"a": [' + "[]," * 100_000 + "1]}"}
+    calls = [{"id": "a", "type": "function", "function": function}]
+    with pytest.raises(UsageError, match=r"arguments has more than 100,000 values"):
+        messages_for(QWEN3, [{"role": "assistant", "tool_calls": calls}])

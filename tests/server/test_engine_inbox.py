@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from threading import Event
 
+import msgspec
+import pytest
+
+from localkv.chat.engine import EngineOptions
 from localkv.sampling.params import SamplingParams
 from localkv.server.engine_child import Inbox
-from localkv.server.wire import Cancel, Submit
+from localkv.server.engine_client import EngineClient, _with_less_said_again
+from localkv.server.front import with_seed
+from localkv.server.wire import (
+    LENGTH,
+    Again,
+    Cancel,
+    SlotAction,
+    SlotDone,
+    Submit,
+    framed,
+    to_engine,
+)
 from localkv.structured.grammar import Grammar
 
 
@@ -73,3 +89,26 @@ def test_no_matcher_is_made_for_a_text_that_was_cancelled() -> None:
     tokens.goes_on.set()
     assert inbox.messages.get(timeout=10) == bound(8)
     assert +tokens.held == Counter([bound(8).grammar.source])
+
+
+def test_what_texts_have_in_common_is_sent_once() -> None:
+    one = msgspec.structs.replace(bound(1), ids=[5] * 1000, params=SamplingParams(seed=7))
+    other = msgspec.structs.replace(one, id=4, max_tokens=3)
+    texts = [one, with_seed(one, 1), with_seed(one, 2), other, with_seed(other, 1)]
+    texts = [msgspec.structs.replace(text, id=id) for id, text in enumerate(texts)]
+    sent, inbox = list(_with_less_said_again(texts)), Inbox()
+    assert [type(message) for message in sent] == [Submit, Again, Again, Submit, Again]
+    for message in sent:
+        inbox.put(to_engine.decode(framed(message)[LENGTH.size :]))
+    assert [inbox.messages.get() for _ in texts] == texts
+
+
+async def test_one_state_is_saved_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, sent = EngineClient(EngineOptions("none.gguf")), list[SlotAction]()
+    monkeypatch.setattr(client, "_send", sent.append)
+    acting = [asyncio.create_task(client.act(SlotAction(0, "save", 0))) for _ in range(3)]
+    for n_sent in (1, 2, 3):
+        await asyncio.sleep(0.01)
+        assert len(sent) == n_sent
+        client._hand_on(SlotDone(sent[-1].id, 1, 1, 1.0))
+    assert {done.n_tokens for done in await asyncio.gather(*acting)} == {1}

@@ -177,6 +177,11 @@ def test_bodies_are_counted_while_they_come(monkeypatch):
     assert client.post("/v1/chat/completions", content=b" " * 999).status_code == 400
 
 
+def test_a_query_is_short():
+    assert _client().get("/slots?" + "a&" * 2048).status_code != 414
+    assert _client().get("/slots?" + "a&" * 2049).status_code == 414
+
+
 def test_while_it_drains_only_metrics_answer():
     front = front_of()
     client = TestClient(application(front), base_url="http://localhost")

@@ -223,3 +223,10 @@ def test_a_matcher_that_is_held_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     for one in (*grammars, refused):
         tokens.release(one)
     assert [tokens.has_matcher(one) for one in (*grammars, refused)] == [False, True, False]
+
+
+def test_errors_are_short_whatever_they_are_about() -> None:
+    for text in ("root ::= " + "x" * 100_000, "start: " + "x" * 100_000):
+        with pytest.raises(UsageError) as refused:
+            Grammar.of_text(text)
+        assert len(refused.value.message) <= 500
