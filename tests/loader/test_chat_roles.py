@@ -378,4 +378,4 @@ def test_arguments_are_not_read_for_long() -> None:
     function = {"name": "f", "arguments": '{"a": [' + "[]," * 100_000 + "1]}"}
     calls = [{"id": "a", "type": "function", "function": function}]
     with pytest.raises(UsageError, match=r"arguments has more than 100,000 values"):
-        messages_for(QWEN3, [{"role": "assistant", "tool_calls": calls}])
+        messages_for(ChatTemplate(QWEN3.source), [{"role": "assistant", "tool_calls": calls}])
