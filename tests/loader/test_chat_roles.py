@@ -377,5 +377,6 @@ def test_what_nothing_is_shown_of_is_refused(message: dict[str, Any], reason: st
 def test_arguments_are_not_read_for_long() -> None:
     function = {"name": "f", "arguments": '{"a": [' + "[]," * 100_000 + "1]}"}
     calls = [{"id": "a", "type": "function", "function": function}]
+    template = ChatTemplate(QWEN3.source, bos_token="", eos_token="")
     with pytest.raises(UsageError, match=r"arguments has more than 100,000 values"):
-        messages_for(ChatTemplate(QWEN3.source), [{"role": "assistant", "tool_calls": calls}])
+        messages_for(template, [{"role": "assistant", "tool_calls": calls}])
