@@ -1,4 +1,4 @@
-"""Types of arguments: what a call of the Python API is given, against its annotations."""
+"""Checks the arguments of the Python API against its annotations."""
 
 from __future__ import annotations
 

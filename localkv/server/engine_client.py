@@ -437,7 +437,7 @@ def _n_bytes(event: Event) -> int:
 
 
 def _with_less_said_again(requests: Sequence[Submit]) -> Iterator[Submit | Again]:
-    """Requests as they are sent: those like the one before, but for the seed, are short."""
+    """Requests as they are sent; one that differs from the last only in its seed is short."""
     last: Submit | None = None
     for one in requests:
         seed = one.params.seed

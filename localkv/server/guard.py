@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localkv.server.front import Front
 
 MOST_QUERY = 4096
-"""Bytes of a query. A longer one would take the event loop long, and nothing here asks for it."""
+"""Most bytes of a query. A longer one would hold up the event loop, and no client needs it."""
 BODY_SECONDS = 30.0
 """How long a body may take to come."""
 

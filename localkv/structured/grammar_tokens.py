@@ -41,7 +41,7 @@ class GrammarVocabulary(Protocol):
 
 
 class _Held(NamedTuple):
-    """A matcher, or why there is none, and how many hold it."""
+    """A matcher, or why there is none, and how many texts hold it."""
 
     made: LLMatcher | UsageError
     n: int
@@ -92,8 +92,8 @@ class GrammarTokens:
         return made
 
     def hold(self, grammar: Grammar) -> None:
-        """Make a matcher, or find that there is none, and keep that until `release`: whoever asks
-        for it meanwhile need not wait."""
+        """Make a matcher, or find that there is none, and keep the result until `release`, so that
+        a text that asks for it need not wait."""
         made: LLMatcher | UsageError
         try:
             made = self.matcher(grammar)
@@ -104,7 +104,7 @@ class GrammarTokens:
             self._held[grammar.source] = held._replace(n=held.n + 1)
 
     def release(self, grammar: Grammar) -> None:
-        """Forget one that is held, unless somebody else holds it, too."""
+        """Forget a matcher, unless another text holds it, too."""
         with self._lock:
             held = self._held.pop(grammar.source, None)
             if held is not None and held.n > 1:

@@ -158,7 +158,7 @@ class _Written:
     def members(
         self, properties: Mapping[str, Any], wanted: Collection[str], depth: int = 0
     ) -> str:
-        """The term of an object that has these properties, and no others.
+        """The term of an object with these properties, and no others.
 
         The template writes keys in the order of the alphabet.
         """
@@ -172,7 +172,7 @@ class _Written:
         return f"{self._prefix}_{self._n_rules}"
 
     def _value(self, schema: Any, depth: int) -> str:
-        """The term of a value; any, where there is none for what its schema says."""
+        """The term of a value; any value if its schema has no term."""
         target = self._tool.resolved(schema)
         if not isinstance(target, Mapping) or depth > MOST_NESTED:
             return "value"
@@ -197,7 +197,7 @@ class _Written:
         return alternatives(sorted({self._typed(kind, schema, depth) for kind in kinds}))
 
     def _listed(self, values: Sequence[object]) -> str:
-        """The term of values that are listed."""
+        """The term of listed values."""
         terms = list[str]()
         for value in values:
             if isinstance(value, str) and value and QUOTE not in value:

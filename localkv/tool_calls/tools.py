@@ -21,14 +21,14 @@ _DESCRIBING = frozenset(("title", "description", "default", "examples", "depreca
 
 
 class Form(NamedTuple):
-    """An object that arguments may be: the schemas of its properties, and those it must have."""
+    """An object that arguments may be: its properties' schemas, and its required properties."""
 
     properties: Mapping[str, Any]
     wanted: frozenset[str]
 
 
 def _both(one: Form, other: Form) -> Form:
-    """A form with all that two of them say."""
+    """A form that keeps to both of two forms."""
     properties = {**one.properties, **other.properties}
     for name in one.properties.keys() & other.properties.keys():
         if one.properties[name] is not other.properties[name]:
@@ -37,7 +37,7 @@ def _both(one: Form, other: Form) -> Form:
 
 
 def _any(forms: Sequence[Form]) -> Form:
-    """A form that takes whatever one of several takes."""
+    """A form that takes what any of several forms takes."""
     if len(forms) == 1:
         return forms[0]
     schemas = dict[str, list[Any]]()
@@ -74,7 +74,7 @@ class Tool:
 
     @cached_property
     def forms(self) -> list[Form]:
-        """The objects that its arguments may be: one, or as many as its schema has alternatives.
+        """The objects that its arguments may be: one for each alternative of its schema.
 
         A reference, `allOf`, `anyOf` and `oneOf` count as what they stand for.
 
@@ -85,11 +85,11 @@ class Tool:
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the arguments by name, whatever form has them."""
+        """The schemas of the arguments of all forms, by name."""
         return _any(self.forms).properties
 
     def resolved(self, schema: Any) -> Any:
-        """A schema, or the definition that it stands for if it is no more than a reference."""
+        """A schema, or its definition if it is just a reference."""
         for _ in range(_MOST_FOLLOWED):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
