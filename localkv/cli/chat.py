@@ -123,6 +123,10 @@ def _run(
         raise UsageError(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
         )
+    if not is_terminal(sys.stderr):
+        raise UsageError(
+            "chat draws on stderr, which is no terminal", hint="leave out what redirects it (2>)"
+        )
     if server and audit:
         raise UsageError(
             "--audit needs the model's cache, which a server keeps",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,21 @@ def test_without_a_terminal_it_refuses(program, tiny_model: Path) -> None:
             "error: chat needs a terminal",
             "hint: localkv complete --chat answers one prompt in a pipe",
         ]
+
+
+def test_with_stderr_redirected_it_says_so_instead_of_drawing_there(tiny_model: Path) -> None:
+    own, its = pty.openpty()
+    command = [sys.executable, "-m", "localkv", "chat", "-m", str(tiny_model)]
+    run = subprocess.run(
+        command, stdin=its, stdout=its, stderr=subprocess.PIPE, timeout=SECONDS, env=clean_env()
+    )
+    os.close(own)
+    os.close(its)
+    assert run.returncode == 2
+    assert run.stderr.decode().splitlines() == [
+        "error: chat draws on stderr, which is no terminal",
+        "hint: leave out what redirects it (2>)",
+    ]
 
 
 def test_it_takes_the_options_of_complete(program) -> None:
