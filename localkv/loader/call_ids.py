@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import string
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 _LETTERS = string.digits + string.ascii_letters
@@ -22,7 +23,8 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
         is_taken: whether the template takes an id of this length and these characters.
     """
     are_missing = any(_lacks_id(message) for message in messages)
-    shaped, open_ids, names, n_calls = list[Message](), list[str](), dict[str, object](), 0
+    shaped, names, n_calls = list[Message](), dict[str, object](), 0
+    open_ids, of_name = OrderedDict[str, None](), dict[object, deque[str]]()
 
     def id_of(given: object, number: int) -> str:
         if not isinstance(given, str) or not given:
@@ -30,7 +32,11 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
         return given if is_taken(given) else _nine_of(given)
 
     def next_id(name: object) -> str:
-        return next((id for id in open_ids if names.get(id) == name), open_ids[0])
+        waiting = of_name.get(name) if isinstance(name, str) else None
+        while waiting:
+            if (id := waiting.popleft()) in open_ids:
+                return id
+        return next(iter(open_ids))
 
     for message in messages:
         calls = message.get("tool_calls")
@@ -39,8 +45,9 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
             for call in calls:
                 if are_missing or "id" in call:
                     call = {**call, "id": id_of(call.get("id"), n_calls)}
-                    open_ids.append(call["id"])
-                    names[call["id"]] = call.get("function", call).get("name")
+                    name = names[call["id"]] = call.get("function", call).get("name")
+                    open_ids[call["id"]] = None
+                    of_name.setdefault(name, deque()).append(call["id"])
                 named.append(call)
                 n_calls += 1
             message = {**message, "tool_calls": named}
@@ -48,8 +55,7 @@ def with_ids(messages: Sequence[Message], is_taken: Callable[[str], bool]) -> li
             given = message.get("tool_call_id")
             is_next = given is None and bool(open_ids)
             id = next_id(message.get("name")) if is_next else id_of(given, n_calls)
-            if id in open_ids:
-                open_ids.remove(id)
+            open_ids.pop(id, None)
             message = {**message, "tool_call_id": id}
             if not message.get("name") and isinstance(names.get(id), str):
                 message["name"] = names[id]

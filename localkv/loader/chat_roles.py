@@ -185,28 +185,29 @@ class _Arranged:
         self, message: Message, calls: Sequence[object], results: Sequence[Message]
     ) -> list[Message]:
         """An answer with calls, and their results."""
-        ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
-        ordered = list[tuple[int, Message]]()
+        places = dict[object, int]()
+        for place, call in enumerate(calls):
+            places.setdefault(call.get("id") if isinstance(call, Mapping) else None, place)
+        of_call: list[list[Message]] = [[] for _ in calls]
         for number, result in enumerate(results):
             id = result.get("tool_call_id")
-            is_known = id is not None and id in ids
-            ordered.append((ids.index(id) if is_known else min(number, len(ids) - 1), result))
-        ordered.sort(key=lambda pair: pair[0])
+            last = min(number, len(calls) - 1)
+            of_call[last if id is None else places.get(id, last)].append(result)
+        ordered = [result for several in of_call for result in several]
         if not shows_calls(self._template):
             self._warn("the chat template shows no calls of tools: the text says them as JSON")
             is_hermes = "<tool_call>" in self._template.source  # whose models write them so
             said = [text_of(message), *(_as_json(call, in_marks=is_hermes) for call in calls)]
             plain = {name: value for name, value in message.items() if name != "tool_calls"}
             plain["content"] = "\n".join(text for text in said if text)
-            return [plain, *(result for _, result in ordered)]
+            return [plain, *ordered]
         if len(calls) == 1 or _shows_several(self._template, self._has_tools):
-            return [message, *(result for _, result in ordered)]
+            return [message, *ordered]
         self._warn("the chat template shows one call at a time: others come after its result")
         turns = list[Message]()
-        for number, call in enumerate(calls):
+        for number, (call, found) in enumerate(zip(calls, of_call, strict=True)):
             first = message if number == 0 else {"role": "assistant", "content": ""}
-            turns.append({**first, "tool_calls": [call]})
-            turns += [result for place, result in ordered if place == number]
+            turns += [{**first, "tool_calls": [call]}, *found]
         return turns
 
     def with_texts_shown(self, messages: Sequence[Message]) -> list[Message]:
@@ -247,7 +248,7 @@ class _Arranged:
         begins = str(turns[0]["role"]) if turns else ""
         if self._moved:
             first = _user(self._moved)
-            return [_pair(first, turns[0]), *turns[1:]] if begins == "user" else [first, *turns]
+            return [_together(first, turns[0]), *turns[1:]] if begins == "user" else [first, *turns]
         if begins == "user" or not (lead or turns):
             return list(turns)
         asks = ["user"] if any(message["role"] == "user" for message in turns) else []
@@ -262,10 +263,10 @@ class _Arranged:
 
     def merged(self, messages: Sequence[Message]) -> list[Message]:
         """The messages, with turns of one role in a row joined if the template wants that."""
-        turns = list[Message]()
+        turns, kinds = list[list[Message]](), list[str]()
         for message in messages:
-            before = _kind_of(turns[-1]) if turns else None
-            match before, _kind_of(message):
+            before, kind = kinds[-1] if kinds else None, _kind_of(message)
+            match before, kind:
                 case "user", "user":
                     is_taken = self._takes("user", "user")
                 case "assistant", "assistant":
@@ -281,9 +282,11 @@ class _Arranged:
                 case _:
                     is_taken = True
             if is_taken:
-                turns.append(message)
+                turns.append([message])
+                kinds.append(kind)
                 continue
-            turns[-1] = _pair(turns[-1], message)
+            turns[-1].append(message)
+            kinds[-1] = CALL if kind == CALL else kinds[-1]
             if before == "tool":
                 self._warn(
                     "the chat template takes no user's turn after a result: the result has its text"
@@ -292,7 +295,7 @@ class _Arranged:
                 self._warn(
                     "the chat template wants roles to take turns: two in a row are joined to one"
                 )
-        return turns
+        return [_together(*several) for several in turns]
 
 
 def _said(turns: list[Message], systems: Sequence[Message], after: Message | None) -> Message:
@@ -302,9 +305,9 @@ def _said(turns: list[Message], systems: Sequence[Message], after: Message | Non
     if not said["content"]:
         return after or said
     if turns and turns[-1]["role"] == "user":
-        turns[-1] = _pair(turns[-1], said)
+        turns[-1] = _together(turns[-1], said)
     elif after is not None and after["role"] == "user":
-        return _pair(said, after)
+        return _together(said, after)
     else:
         turns.append(said)
     return after or said
@@ -331,17 +334,22 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def _pair(one: Message, other: Message) -> Message:
-    """Two messages as one, of the first's role."""
-    pair = {**other, **one, "content": _joined((one, other))}
-    calls = [*_list(one.get("tool_calls")), *_list(other.get("tool_calls"))]
+def _together(*messages: Message) -> Message:
+    """Messages as one, of the first's role."""
+    if len(messages) == 1:
+        return messages[0]
+    joined = dict[str, object]()
+    for message in reversed(messages):
+        joined.update(message)
+    joined["content"] = _joined(messages)
+    calls = [call for message in messages for call in _list(message.get("tool_calls"))]
     if calls:
-        pair["tool_calls"] = calls
+        joined["tool_calls"] = calls
     for name in ("reasoning_content", "thinking"):
-        texts = [text for text in (one.get(name), other.get(name)) if isinstance(text, str)]
+        texts = [text for one in messages if isinstance(text := one.get(name), str)]
         if texts:
-            pair[name] = _GAP.join(texts)
-    return pair
+            joined[name] = _GAP.join(texts)
+    return joined
 
 
 def _list(value: object) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -380,3 +381,20 @@ def test_arguments_are_not_read_for_long() -> None:
     template = ChatTemplate(QWEN3.source, bos_token="", eos_token="")
     with pytest.raises(UsageError, match=r"arguments has more than 100,000 values"):
         messages_for(template, [{"role": "assistant", "tool_calls": calls}])
+
+
+@pytest.mark.parametrize("kind", ["turns in a row", "calls", "calls without ids"])
+def test_long_conversations_are_put_in_order_in_linear_time(kind: str) -> None:
+    n = 5000
+    calls: list[Any] = [{"id": f"id{i}", "function": {"name": f"f{i}"}} for i in range(n)]
+    results = [{"role": "tool", "name": f"f{n - i}", "content": "b"} for i in range(n)]
+    if kind == "calls":
+        results = [{**one, "tool_call_id": f"id{n - i}"} for i, one in enumerate(results)]
+    messages: list[Any] = [ASKED, {"role": "assistant", "tool_calls": calls}, *results]
+    if kind == "turns in a row":
+        messages = [{"role": "user", "content": "x" * 800}] * n
+    template = TEMPLATES["like llama3.1" if kind.startswith("calls") else "no system"]
+    in_turns(template, messages_for(template, messages[:4]))  # asks what the template takes
+    began = time.process_time()
+    in_turns(template, messages_for(template, messages))
+    assert time.process_time() - began < 0.5
