@@ -174,7 +174,7 @@ class _Written:
     def _value(self, schema: Any, depth: int) -> str:
         """The term of a value; any value if its schema has no term."""
         target = self._tool.resolved(schema)
-        if not isinstance(target, Mapping) or depth > MOST_NESTED:
+        if not isinstance(target, Mapping) or depth > _DEEPEST:
             return "value"
         if target is schema:
             return self._own(target, depth)
@@ -228,7 +228,7 @@ class _Written:
         return _TERMS[kind]
 
 
-_MOST_COUNTED = 1000
+_MOST_COUNTED, _DEEPEST = 1000, 40
 _KEY = re.compile("[a-zA-Z_][a-zA-Z0-9_-]*")
 _TERMS = {
     "string": "text",

@@ -113,7 +113,7 @@ class Tool:
         found = [
             Form(
                 properties if isinstance(properties, Mapping) else {},
-                frozenset(wanted if isinstance(wanted, list | tuple) else ()),
+                frozenset(name for name in _list(wanted) if isinstance(name, str)),
             )
         ]
         parts = [[part] for part in _list(schema.get("allOf"))]

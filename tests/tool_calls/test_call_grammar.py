@@ -448,6 +448,17 @@ def test_gemmas_values_keep_to_their_schemas() -> None:
         assert accepts(one, text) is is_right
 
 
+@pytest.mark.parametrize("family", [GEMMA4, GLM, HERMES])
+def test_odd_schemas_are_no_failure(family: Family) -> None:
+    deep: dict[str, Any] = YES
+    for _ in range(90):
+        deep = {"type": "object", "properties": {"a": deep}}
+    wanted = {"type": "object", "properties": {"a": YES}, "required": [["x"], {"y": 1}, 5, "a"]}
+    for schema in (deep, wanted, {"type": "object", "properties": {"a": 5, "b": None}}):
+        tools = Tools([{"function": {"name": "f", "parameters": schema}}], "required")
+        assert call_grammar(family, tools, VOCABULARY) is not None
+
+
 def test_roots_that_refer_to_each_other_cost_little() -> None:
     names = [f"d{i}" for i in range(400)]
     definitions: dict[str, Any] = {
