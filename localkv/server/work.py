@@ -23,7 +23,7 @@ from localkv.server.failures import RequestError
 from localkv.server.request_record import RequestRecord
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
 
-SMALL, LARGE = 32 << 10, 128 << 10
+SMALL, LARGE = 8 << 10, 128 << 10
 """Most bytes of a body that is read on the loop, and of one whose work counts as quick."""
 
 QUICK_SECONDS = 0.25
