@@ -383,6 +383,8 @@ class _Plain:
                 if not isinstance(base[key], dict):
                     raise _no_value(key, base[key])
                 base[key] = {name: self._inner(one, depth) for name, one in base[key].items()}
+        if not isinstance(base.get("prefixItems", []), list):
+            raise _no_value("prefixItems", base["prefixItems"])
         for key in ("additionalProperties", "additionalItems", "items"):
             if key in base and not isinstance(base[key], list):
                 base[key] = self._inner(base[key], depth)

@@ -192,7 +192,8 @@ class _Written:
             return alternatives(sorted({self._value(one, depth + 1) for one in several}))
         kinds = schema.get("type")
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not kinds or not JSON_TYPES.issuperset(kinds):
+        kinds = kinds if isinstance(kinds, list) else []
+        if not kinds or not all(isinstance(one, str) and one in JSON_TYPES for one in kinds):
             return "value"
         return alternatives(sorted({self._typed(kind, schema, depth) for kind in kinds}))
 

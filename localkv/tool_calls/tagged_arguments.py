@@ -156,7 +156,9 @@ def argument_terms(
             is_text = tool.types_of(key) == TEXT
             known, texts = tool.resolved(schema), None
             if is_text and isinstance(known, Mapping):
-                texts = [known["const"]] if "const" in known else known.get("enum")
+                listed = known.get("enum")
+                texts = listed if isinstance(listed, list) else None
+                texts = [known["const"]] if "const" in known else texts
             if is_text and texts is None:
                 value = f"{TEXT_RULE}{behind}"
             else:

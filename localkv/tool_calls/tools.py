@@ -142,7 +142,8 @@ class Tool:
         found = set[str]()
         for part in (schema, *_parts(schema)):
             kind = part.get("type")
-            found |= {kind} if isinstance(kind, str) else set(kind or ())
+            kinds = [kind] if isinstance(kind, str) else _list(kind)
+            found.update(one if isinstance(one, str) else "any" for one in kinds)
         return frozenset(found)
 
 

@@ -272,6 +272,7 @@ for _ in range(300):
         ({"$ref": "#/$defs", "$defs": 5}, "can't be 5"),
         ({"$ref": 5}, "$ref can't be 5"),
         ({"properties": []}, "properties can't be []"),
+        ({"prefixItems": 5}, "prefixItems can't be 5"),
         ({"oneOf": [1]}, "a schema can't be 1"),
         ('{"minimum": 1e999}', "minimum can't be inf"),
         ('{"const": NaN}', "NaN is no number of JSON"),

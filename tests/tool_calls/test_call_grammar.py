@@ -454,7 +454,9 @@ def test_odd_schemas_are_no_failure(family: Family) -> None:
     for _ in range(90):
         deep = {"type": "object", "properties": {"a": deep}}
     wanted = {"type": "object", "properties": {"a": YES}, "required": [["x"], {"y": 1}, 5, "a"]}
-    for schema in (deep, wanted, {"type": "object", "properties": {"a": 5, "b": None}}):
+    odd: list[dict[str, Any]] = [{"type": 5}, {"type": [["x"]]}, {"enum": 5}, {"prefixItems": 5}]
+    each = [{"type": "object", "properties": {"a": {"type": "string", **one}}} for one in odd]
+    for schema in (deep, wanted, *each, {"type": "object", "properties": {"a": 5, "b": None}}):
         tools = Tools([{"function": {"name": "f", "parameters": schema}}], "required")
         assert call_grammar(family, tools, VOCABULARY) is not None
 
