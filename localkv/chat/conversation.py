@@ -14,6 +14,9 @@ from localkv.chat.reasoning import split_reasoning
 
 Role = Literal["user", "assistant"]
 
+ENDINGS = ("stop", "length", "cancelled", "error")
+"""How an answer ends."""
+
 
 @dataclass
 class Message:
@@ -23,8 +26,8 @@ class Message:
         id, parent_id: its own, and the one it follows; None for the first.
         role: the speaker.
         content: the text; an assistant's with its reasoning.
-        finish_reason: of an answer: "stop", "length", "cancelled" or "error"; None while it is
-            being written, or if the program ended then.
+        finish_reason: of an answer, one of `ENDINGS`; None while it is being written, or if the
+            program ended then.
         stats: of an answer that was finished.
         error: why it ended with "error".
     """

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from localkv.chat.conversation import Role
 from localkv.chat.salvage import LARGEST_ID, Row, Salvaged
 from localkv.chat.store import LATEST
-from localkv.chat.stored_row import settings_of, stats_of
+from localkv.chat.stored_row import check_ending, settings_of, stats_of
 
 UNTITLED = "Saved chat"
 
@@ -101,10 +101,11 @@ class _Mending:
         if role not in get_args(Role):
             answers = parent is not None and self.messages[parent][3] == "user"
             role = self._replaced(role, "assistant" if answers else "user", sound=False)
-        optional = [
-            self._optional(text, _check_text) if name != "stats" else self._optional(text, stats_of)
-            for name, text in (("finish_reason", reason), ("stats", stats), ("error", error))
-        ]
+        optional = (
+            self._optional(reason, check_ending),
+            self._optional(stats, stats_of),
+            self._optional(error, _check_text),
+        )
         values = (number, session_id, parent, role, self._text(content), *optional)
         return (*values, self._time(created))
 

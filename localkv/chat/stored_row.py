@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
-from localkv.chat.conversation import Message, Role
+from localkv.chat.conversation import ENDINGS, Message, Role
 from localkv.chat.engine import Finished
 from localkv.chat.wire import checked, sampling_params_from_json
 from localkv.errors import UsageError
@@ -30,6 +30,7 @@ def message_of(row: Sequence[Any]) -> Message:
     try:
         values = (parent_id, role, content, reason, None, error)
         message = checked(Message, dict(zip(_MESSAGE_FIELDS, (number, *values), strict=True)))
+        check_ending(reason)
         message.stats = stats_of(stats)
     except ValueError as wrong:
         raise ValueError(f"message {number}: {wrong}") from None
@@ -37,6 +38,16 @@ def message_of(row: Sequence[Any]) -> Message:
 
 
 _MESSAGE_FIELDS = [field.name for field in fields(Message)]
+
+
+def check_ending(reason: Any) -> None:
+    """Refuse what is no `finish_reason` of a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if reason is not None and reason not in ENDINGS:
+        raise ValueError(f"its finish_reason is {reason!r:.60}")
 
 
 def stats_of(text: Any) -> Finished | None:

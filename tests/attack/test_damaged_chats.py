@@ -333,3 +333,23 @@ def test_a_million_messages_in_a_row(tmp_path: Path) -> None:
         assert len(chat.conversation.path()) == 1_000_000
         chat.show_branch(chat.conversation.path()[0])
         assert len(chat.conversation.path()) == 1_000_000
+
+
+def test_an_ending_that_no_answer_has_is_damage(copy: Path) -> None:
+    with closing(sqlite3.connect(copy)) as db, db:
+        db.execute("UPDATE messages SET finish_reason = 5 WHERE role = 'assistant'")
+    with closing(Store(copy)) as store:
+        errors = list[str]()
+        for one in store.sessions():
+            try:
+                store.session(one.id)
+            except DamagedStoreError as error:
+                errors.append(error.message)
+    assert errors
+    assert all("its finish_reason is '5'" in error for error in errors)
+    repair(copy)
+    with closing(Store(copy)) as store:
+        for one in store.sessions():
+            assert "5" not in {
+                m.finish_reason for m in store.session(one.id).conversation.messages.values()
+            }
