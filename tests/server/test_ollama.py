@@ -130,3 +130,11 @@ def test_earlier_calls_and_thoughts_have_the_names_of_templates():
     assert first["reasoning_content"] == "hm"
     assert first["tool_calls"] == [{"type": "function", **call}]
     assert second == {"role": "tool", "content": "2", "name": "add"}
+
+
+@pytest.mark.parametrize("calls", [5, True, {"a": 1}, [5], [["x"]], "x"], ids=str)
+def test_calls_of_another_kind_are_refused_by_name(server: RunningServer, calls: Any):
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    body = {"model": "tales", "stream": False, "messages": [{"role": "user", "content": "a"}, said]}
+    status, answer = server.post("/api/chat", body)
+    assert (status, "tool_calls" in answer["error"]) == (400, True), answer

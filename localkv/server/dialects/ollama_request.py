@@ -153,6 +153,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         shaped["reasoning_content"] = thinking
     if name := shaped.pop("tool_name", None):
         shaped["name"] = name
-    if calls := shaped.pop("tool_calls", None):
+    calls = shaped.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, dict) for call in calls):
         shaped["tool_calls"] = [{"type": "function", **call} for call in calls]
     return shaped
