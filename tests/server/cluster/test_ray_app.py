@@ -122,7 +122,7 @@ def until(attempt: Callable[[], T | None], seconds: float = SECONDS) -> T:
         try:
             if found := attempt():
                 return found
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:  # refused, reset, or no answer in time
             pass
         time.sleep(0.3)
     raise AssertionError(f"nothing in {seconds} s")
