@@ -154,6 +154,7 @@ def slow_bodies() -> Iterator[Request]:
     yield "/completion", b'{"prompt":' + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}"
     yield "/completion", b'{"prompt":"a","x":' + b"9" * 8_000_000 + b"}"
     yield "/completion", b'{"prompt":"a","x":[' + b"1e5," * 1_900_000 + b"1]}"
+    yield "/completion", b'{"prompt":[' + b"1e-322," * 1_000_000 + b"1]}"
     yield "/v1/chat/completions", b'{"messages":[' + b"{}," * 2_600_000 + b"{}]}"
     yield "/completion", b'{"prompt":"' + b"\\u0000" * 1_300_000 + b'"}'
 
@@ -194,6 +195,7 @@ def long_lists() -> Iterator[Request]:
     yield chat(tools=[tool] * 50_000)
     yield chat(n=128, max_tokens=900)
     yield completion(n_probs=100_000, n_predict=900)
+    yield completion(n_probs=100, n_cmpl=64, n_predict=900, ignore_eos=True)
 
 
 def chains() -> Iterator[Request]:
