@@ -126,9 +126,15 @@ def test_the_token_that_ends_a_text_is_none_of_it(llm: LLM) -> None:
     assert llm.complete(PROMPT, logit_bias=only_eos, logprobs=2).logprobs == ()
 
 
-@pytest.mark.parametrize("n", [-1, 10**6, True, 1.5, "3"])
-def test_numbers_that_there_can_not_be(llm: LLM, n: object) -> None:
-    with pytest.raises(UsageError, match=r"^logprobs must be a whole number from 0 to \d+, the vo"):
+@pytest.mark.parametrize(
+    ("n", "wanted"),
+    [
+        *((n, r"from 0 to \d+, the vocabulary, not") for n in (-1, 10**6)),
+        *((n, "or None, not") for n in (True, 1.5, "3")),
+    ],
+)
+def test_numbers_that_there_can_not_be(llm: LLM, n: object, wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"^logprobs must be a whole number {wanted} {n!r}"):
         llm.stream(PROMPT, logprobs=n)
     assert llm.complete(PROMPT, max_tokens=0, logprobs=llm.config.n_vocab).logprobs == ()
 
