@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,12 +61,20 @@ class Chat:
 
     Args:
         folder: its data folder; the cache of kernels, too, if `cold`.
+        store: the file of its sessions, if it is elsewhere.
         terminal: "controlling", which sends SIGHUP when it is closed; "ignored", where SIGHUP does
             nothing; or "other", which sends none.
     """
 
-    def __init__(self, folder: Path, *argv: object, terminal: str, cold: bool = False) -> None:
-        self.store_path = folder / "chats"
+    def __init__(
+        self,
+        folder: Path,
+        *argv: object,
+        terminal: str,
+        cold: bool = False,
+        store: Path | None = None,
+    ) -> None:
+        self.store_path = store or folder / "chats"
         self.ours, theirs = os.openpty()
         env = clean_env(TERM="xterm-256color", COLUMNS="100", LINES="30")
         if cold:
@@ -124,8 +133,8 @@ class Chat:
 def start(tmp_path: Path) -> Iterator[Callable[..., Chat]]:
     chats = []
 
-    def start(*argv: object, terminal: str = "controlling", cold: bool = False) -> Chat:
-        chats.append(Chat(tmp_path, *argv, terminal=terminal, cold=cold))
+    def start(*argv: object, terminal: str = "controlling", **options: Any) -> Chat:
+        chats.append(Chat(tmp_path, *argv, terminal=terminal, **options))
         return chats[-1]
 
     yield start
@@ -238,11 +247,9 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_full_disk_while_it_answers(start: Callable[..., Chat], little_disk: Path) -> None:
-    path = little_disk / "chats"
-    chat = start("--sessions", path)
+    chat = start(store=little_disk / "chats")
     chat.wait_shown("Enter sends")
     chat.type("Tell me a story.\r")
-    chat.store_path = path
     wait_for(lambda: len(chat.answer()) > 100, "no answer")
     with contextlib.suppress(OSError), (little_disk / "filler").open("wb", 0) as filler:
         while True:

@@ -27,10 +27,11 @@ MODEL_SIZES = (200, 400, 600, 800, 1000, 1100, 1300, 1600, 2000, 3000, 4000)
 PROCESS_LIMITS = (0, 1, 2, 3, 4, 6, 20)
 
 
-def argv(command: str, model: Path) -> list[str]:
+def argv(command: str, model: Path, n_tokens: int = 2) -> list[str]:
     if command == SHOW:
         return ["show", str(model)]
-    return ["complete", "-q", "-m", str(model), "-p", "The fox", "-n", "2", "--temp", "0"]
+    prompt = ["-p", "The fox", "-n", str(n_tokens), "--temp", "0"]
+    return ["complete", "-q", "-m", str(model), *prompt]
 
 
 def run(
@@ -202,7 +203,7 @@ def test_a_full_disk_under_a_model(tiny_model: Path, tmp_path: Path) -> None:
     assert err[0].startswith("compiled kernels are not kept in ")
     assert err[0].endswith(": File too large")
     assert run(argv(COMPLETE, tiny_model))[2] == out
-    long = [*argv(COMPLETE, tiny_model), "-n", "100", "--ignore-eos", "-o", str(tmp_path / "o")]
+    long = [*argv(COMPLETE, tiny_model, 100), "--ignore-eos", "-o", str(tmp_path / "o")]
     code, err, _ = run(long, FULL)
     assert (code, err) == (1, [f"error: {tmp_path / 'o'}: File too large"])
     assert (tmp_path / "o").stat().st_size <= 100
