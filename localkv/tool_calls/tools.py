@@ -16,7 +16,7 @@ _MOST_PARTS = 3 * MOST_PARTS
 JSON_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 
-_MOST_FORMS, _MOST_FOLLOWED, _MOST_LOOKED = 16, 16, 500
+_MOST_FORMS, _MOST_FOLLOWED, _MOST_LOOKED, _DEEPEST = 16, 16, 500, 100
 _DESCRIBING = frozenset(("title", "description", "default", "examples", "deprecated"))
 
 
@@ -81,7 +81,7 @@ class Tool:
         Raises:
             UsageError: it says too much.
         """
-        return self._forms(self.parameters, {}) or [Form({}, frozenset())]
+        return self._forms(self.parameters, {}, 0) or [Form({}, frozenset())]
 
     @cached_property
     def properties(self) -> Mapping[str, Any]:
@@ -98,13 +98,14 @@ class Tool:
             schema = pointed(self.parameters, schema["$ref"])
         return schema
 
-    def _forms(self, schema: Any, known: dict[int, list[Form]]) -> list[Form]:
-        """The forms of a schema; none if it says nothing.
+    def _forms(self, schema: Any, known: dict[int, list[Form]], depth: int) -> list[Form]:
+        """The forms of a schema; none if it says nothing, or more than is looked at.
 
         Args:
-            known: the forms of schemas by their ids; none for those that are looked at.
+            known: the forms of schemas by their ids; none while a schema is looked at.
+            depth: the references and alternatives that lead to it.
         """
-        if not isinstance(schema, Mapping) or len(known) > _MOST_LOOKED:
+        if not isinstance(schema, Mapping) or len(known) > _MOST_LOOKED or depth > _DEEPEST:
             return []
         if id(schema) in known:
             return known[id(schema)]
@@ -122,7 +123,7 @@ class Tool:
         if isinstance(reference, str) and reference.startswith("#"):
             parts.append([pointed(self.parameters, reference)])
         for alternatives in parts:
-            others = [form for part in alternatives for form in self._forms(part, known)]
+            others = [form for part in alternatives for form in self._forms(part, known, depth + 1)]
             if others and len(found) * len(others) > _MOST_FORMS:
                 others = [_any(others)]
             if others:

@@ -469,3 +469,16 @@ def test_roots_that_refer_to_each_other_cost_little() -> None:
     definitions["d0"] = {"properties": {"a": YES}, "required": ["a"]}
     tool = Tool("f", {"$ref": "#/$defs/d1", "$defs": definitions})
     assert list(tool.properties) == ["a"]
+
+
+@pytest.mark.parametrize("key", ["anyOf", "oneOf", "allOf", "$ref"])
+def test_a_long_chain_of_references_is_not_followed_to_its_end(key: str) -> None:
+    def linked(number: int) -> dict[str, Any]:
+        reference = {"$ref": f"#/$defs/d{number}"}
+        return reference if key == "$ref" else {key: [reference]}
+
+    last = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    links = {f"d{i}": linked(i + 1) for i in range(3000)}
+    schema = {"$defs": {**links, "d3000": last}, **linked(0)}
+    tool = Tool("f", schema)
+    assert tool.properties == {}
