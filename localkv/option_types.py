@@ -81,7 +81,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _is_list(value: object, origin: type) -> bool:
-    if isinstance(value, str | bytes | bytearray | Mapping):
+    if isinstance(value, str | bytes | bytearray | Mapping | type):
         return False
     if origin in (list, collections.abc.Sequence):  # NumPy's arrays are not registered as such
         return hasattr(value, "__len__") and hasattr(value, "__getitem__")

@@ -119,7 +119,7 @@ def test_names_of_other_libraries_are_none_of_ours(llm: LLM) -> None:
     assert {*MEANT.values()} <= ours
 
 
-ODD = (None, "zz", -7, 1.5, True, 2**70, float("nan"), b"x", [], {}, object(), [5], [None])
+ODD = (None, "zz", -7, 1.5, True, 2**70, float("nan"), b"x", [], {}, object(), [5], [None], range)
 CALLS: dict[str, Callable[[LLM, object], object]] = {
     "complete": lambda llm, value: llm.complete(value, max_tokens=1),  # type: ignore[call-overload]
     "complete_many": lambda llm, value: llm.complete_many(value, max_tokens=1),  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ CALLS: dict[str, Callable[[LLM, object], object]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value).partition(" at 0x")[0])
 def test_a_value_of_a_wrong_type_is_refused_in_words(
     llm: LLM, tiny_model: Path, value: object
 ) -> None:
