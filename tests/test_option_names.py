@@ -119,7 +119,7 @@ def test_names_of_other_libraries_are_none_of_ours(llm: LLM) -> None:
     assert {*MEANT.values()} <= ours
 
 
-ODD = (None, "zz", -7, 1.5, True, 2**70, float("nan"), b"x", [], {}, object(), [5], [None], range)
+ODD = (None, "zz", -7, 1.5, True, 2**70, float("nan"), b"x", [], {}, object(), [5], [None])
 CALLS: dict[str, Callable[[LLM, object], object]] = {
     "complete": lambda llm, value: llm.complete(value, max_tokens=1),  # type: ignore[call-overload]
     "complete_many": lambda llm, value: llm.complete_many(value, max_tokens=1),  # type: ignore[arg-type]
@@ -162,6 +162,7 @@ def test_a_value_of_a_wrong_type_is_refused_in_words(
         ({"max_tokens": "5"}, "max_tokens must be a whole number or None, not '5'"),
         ({"stop": None}, "stop must be text or a list of texts, not None"),
         ({"stop": ["a", 5]}, r"stop must be text or a list of texts, not \['a', 5\]"),
+        ({"stop": list}, "stop must be text or a list of texts, not <class 'list'>"),
         ({"ignore_eos": "no"}, "ignore_eos must be True or False, not 'no'"),
         ({"logit_bias": [[1, 2]]}, "logit_bias must be a dict, not"),
         ({"samplers": "top_k"}, "samplers must be a list of names, not 'top_k'"),
