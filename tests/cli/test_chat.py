@@ -164,7 +164,7 @@ def test_a_session_goes_on_with_the_context_that_it_had(
     wait_for(lambda: not first.runs, seconds=SECONDS)
     again = Terminal("-m", MODEL, "--continue", folder=tmp_path)
     try:
-        again.wait_for("holds 6,144 tokens (K q4_0, V q8_0), as before")
+        again.wait_for("holds 6,144 tokens (K q4_0, V q8_0), as")
     finally:
         again.close()
     smaller = open_terminal("-c", 512, "--continue")

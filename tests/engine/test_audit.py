@@ -322,7 +322,7 @@ def test_guessed_tokens_are_audited_as_others(packed: LLM) -> None:
 
 @pytest.mark.parametrize("value", ["kept", 1.5, None])
 def test_other_values_are_refused(packed: LLM, value: object) -> None:
-    with pytest.raises(UsageError, match="audit is"):
+    with pytest.raises(UsageError, match="audit must be True or False or 'exact'"):
         packed.complete(PROMPT, audit=value, max_tokens=1)
 
 

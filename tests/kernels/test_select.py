@@ -97,7 +97,7 @@ def test_an_old_gpu_is_not_taken() -> None:
 def test_an_unknown_device_is_told_with_the_choices() -> None:
     with pytest.raises(UsageError) as error:
         select_backend("tpu")
-    assert error.value.hint == "devices: auto, cuda, cpu, reference"
+    assert error.value.hint == "use auto, cuda, cpu, reference"
 
 
 def fail(error: Exception) -> LocalKVError:

@@ -101,6 +101,7 @@ _BUILT_ON = (
     "cache/layout.py",
     "cache/tail.py",
     "config.py",
+    "option_names.py",
     "errors.py",
 )
 
