@@ -117,15 +117,18 @@ def free_port() -> int:
 
 def until(attempt: Callable[[], T | None], seconds: float = SECONDS) -> T:
     """The first result that is not None; a server that does not answer yet counts as None."""
-    end = time.monotonic() + seconds
+    end, last = time.monotonic() + seconds, ""
     while time.monotonic() < end:
         try:
             if found := attempt():
                 return found
-        except OSError:  # refused, reset, or no answer in time
-            pass
+        except urllib.error.HTTPError as error:
+            with error:
+                last = f"{error.code}: {error.read().decode()}"
+        except OSError as error:  # refused, reset, or no answer in time
+            last = str(error)
         time.sleep(0.3)
-    raise AssertionError(f"nothing in {seconds} s")
+    raise AssertionError(f"nothing in {seconds} s; the last error is {last or 'none'}")
 
 
 def refusal(url: str, path: str) -> tuple[str | None, dict[str, Any]] | None:
@@ -226,7 +229,8 @@ def cluster(machine: str) -> str:
     from localkv.server.cluster.ray_app import build
 
     serve.start(http_options={"port": int(machine.rpartition(":")[2])})
-    serve.run(build(ARGUMENTS), name="tales")
+    serve.run(build(ARGUMENTS), name="tales")  # ready once the gate is, which may be before engines
+    until(lambda: two_engines(machine))
     return machine
 
 
