@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -50,7 +51,16 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Ray on a machine of few CPUs, and the address of its Serve, which has no application."""
+    """Ray on a machine of few CPUs, and the address of its Serve, which has no application.
+
+    Processes that share these tests take turns: two Rays on one machine get in each other's way.
+    """
+    with (tmp_path_factory.getbasetemp().parent / "ray.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from ray_machine()
+
+
+def ray_machine() -> Iterator[str]:
     from ray import serve
 
     folder = tempfile.mkdtemp(prefix="lkv", dir="/tmp")  # its sockets want a short name
