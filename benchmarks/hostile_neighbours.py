@@ -45,7 +45,7 @@ from localkv.engine.requests.batch_engine import STEP_MS_CPU
 from localkv.system.processor import processor_name
 
 OPTIONS = ("-np", "8", "-c", "1024", "--queue", "64")
-"""Of the server: a context that hostile prompts can exceed, and a queue that they can fill."""
+"""Options of the server: a context that hostile prompts can exceed, and a queue that they can fill."""
 HEALTH_SECONDS = 0.02
 """Between two questions after `/health`."""
 MOST_WAIT = 60.0
@@ -79,7 +79,7 @@ def schema(value: Any) -> Request:
 
 
 def chain(kind: Callable[[str], Any], n: int) -> Any:
-    """A chain of schemas, each of which names the next."""
+    """A chain of schemas: each names the next."""
     names = {f"d{i}": kind(f"#/$defs/d{i + 1}") for i in range(n)}
     return {"$defs": {**names, f"d{n}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
 

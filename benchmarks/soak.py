@@ -35,7 +35,7 @@ from soak_client import Client, Findings, repeat_alone, run_clients
 
 MODEL = Path(__file__).parents[1] / "models" / "tales-4M-Q8_0.gguf"
 OPTIONS = ("-np", "8", "--cache-tokens", "2560", "--queue", "32")
-"""Of the server, whose cache is too small for what is asked."""
+"""Options of the server: its cache is too small for what is asked."""
 MOST_GROWTH = 0.02
 START_SECONDS = 300.0
 """How long the model may take to load; kernels may have to be compiled."""

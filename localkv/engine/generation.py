@@ -176,7 +176,7 @@ class Generation(Iterator[int]):
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
-        """Of the tokens so far, if they were asked for, without those that were taken."""
+        """Logprobs of the tokens so far, without the ones that were taken."""
         return self._ranked[: self.stats.n_generated - self._n_taken]
 
     def take_logprobs(self) -> Sequence[RankedToken]:
