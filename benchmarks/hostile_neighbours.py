@@ -45,7 +45,7 @@ from localkv.engine.requests.batch_engine import STEP_MS_CPU
 from localkv.system.processor import processor_name
 
 OPTIONS = ("-np", "8", "-c", "1024", "--queue", "64")
-"""Options of the server: a context that hostile prompts can exceed, and a queue that they can fill."""
+"""Options of the server: hostile prompts can exceed its context and fill its queue."""
 HEALTH_SECONDS = 0.02
 """Between two questions after `/health`."""
 MOST_WAIT = 60.0
