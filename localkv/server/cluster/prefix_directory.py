@@ -51,19 +51,26 @@ class PrefixDirectory:
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._room = dict[str, int]()
-        self._keys = dict[str, OrderedDict[bytes, None]]()
+        self._keys = dict[str, OrderedDict[bytes, int]]()
         self._engines = dict[bytes, set[str]]()
+        self._n_sent = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._keys.values()))
 
     def hold(self, engine: str, n_tokens: int) -> None:
-        """An engine's cache holds so many tokens."""
+        """Set how many tokens an engine's cache holds."""
         self._room[engine] = max(1, n_tokens * CHARACTERS_PER_TOKEN // CHUNK)
 
     def size(self, engine: str) -> int:
         """The chunks that an engine was sent, as far as they are remembered."""
         return len(self._keys.get(engine, ()))
+
+    def loses(self, engine: str) -> int:
+        """The number of the request whose beginning another one would push out; 0 if none."""
+        known = self._keys.get(engine)
+        full = known and len(known) >= self._room.get(engine, self._most)
+        return next(iter(known.values())) if known and full else 0
 
     def known(self, keys: Sequence[bytes]) -> dict[str, int]:
         """Of engines that were sent the beginning of a request: how many chunks of it."""
@@ -80,8 +87,9 @@ class PrefixDirectory:
         """An engine was sent a request. What it was sent longest ago is forgotten first, and of a
         request its end."""
         known = self._keys.setdefault(engine, OrderedDict())
+        self._n_sent += 1
         for key in reversed(keys):
-            known[key] = None
+            known[key] = self._n_sent
             known.move_to_end(key)
             self._engines.setdefault(key, set()).add(engine)
         while len(known) > self._room.get(engine, self._most):
@@ -110,8 +118,9 @@ def ranked(
 ) -> list[str]:
     """Engines, the best for a request first.
 
-    That is the one that knows most of it, unless it has too many requests; else the one that has
-    the fewest, and of those that which knows least of anything.
+    The best one knows most of the request, unless it has too many requests. Otherwise it is the
+    one with the fewest requests. Ties go to an engine with room for another beginning, the one
+    with the most first, and then to the engine whose oldest beginning is the oldest of all.
 
     Args:
         loads: requests that each engine has.
@@ -119,9 +128,9 @@ def ranked(
     """
     known, least = directory.known(keys), min(loads.values(), default=0)
 
-    def cost(engine: str) -> tuple[int, int, int, str]:
+    def cost(engine: str) -> tuple[int, int, int, int, str]:
         load = loads[engine]
         n_known = known.get(engine, 0) if load <= least + slack else 0
-        return -n_known, load, directory.size(engine), engine
+        return -n_known, load, directory.loses(engine), directory.size(engine), engine
 
     return sorted(loads, key=cost)

@@ -46,6 +46,21 @@ def test_new_conversations_are_spread():
     assert sorted(chosen) == ["x", "x", "y", "y", "z", "z"]
 
 
+def test_full_engines_take_turns_by_what_they_lose():
+    """No engine's name decides, and one with room comes before one that has to forget."""
+    directory, loads, room = PrefixDirectory(), {"x": 0, "y": 0}, 3
+    directory.hold("x", room * CHUNK // CHARACTERS_PER_TOKEN)
+    directory.hold("y", room * CHUNK // CHARACTERS_PER_TOKEN)
+    for number in range(room):
+        directory.add("x", prefix_keys(str(number) * CHUNK))
+    chosen = []
+    for number in range(room, 4 * room):
+        keys = prefix_keys(f"{number:02}" * CHUNK)[:1]
+        chosen.append(ranked(directory, loads, keys)[0])
+        directory.add(chosen[-1], keys)
+    assert "".join(chosen) == "yyyxxxyyy"
+
+
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.lists(st.integers(0, 3), max_size=6))))
 def test_it_knows_what_was_sent_and_forgets_the_oldest(sent: list[tuple[str, list[int]]]):
     directory, room = PrefixDirectory(), 4

@@ -157,13 +157,7 @@ def refusal(url: str, path: str) -> tuple[str | None, dict[str, Any]] | None:
 def test_the_command_of_the_docs(machine: str):
     """The engines that it names have room on as many CPUs, with everything else."""
     with command(machine, *of_the_docs()):
-        until(lambda: ask(machine, conversation(0)))
-        engines = until(
-            lambda: (
-                len(found := {ask(machine, conversation(n))[0] for n in range(4)}) == CPUS and found
-            )
-        )
-        assert len(engines) == CPUS
+        assert len(two_engines(machine)) == CPUS
 
 
 SHAPES = {
@@ -240,15 +234,18 @@ def cluster(machine: str) -> str:
 
     serve.start(http_options={"port": int(machine.rpartition(":")[2])})
     serve.run(build(ARGUMENTS), name="tales")  # ready once the gate is, which may be before engines
-    try:
-        until(lambda: two_engines(machine))
-    except AssertionError as error:
-        pytest.skip(f"Ray starts no two engines here: {error}")
+    two_engines(machine)
     return machine
 
 
-def ask(url: str, messages: list[dict[str, str]], **fields: Any) -> tuple[str, bytes]:
-    """The engine that answers, and the body of its answer."""
+def ask(
+    url: str, messages: list[dict[str, str]], begun: Event | None = None, **fields: Any
+) -> tuple[str, bytes]:
+    """The engine that answers, and the body of its answer.
+
+    Args:
+        begun: set when the first bytes of the body are here.
+    """
     body = {"messages": messages, "max_tokens": 4, "temperature": 0, **fields}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
@@ -256,31 +253,32 @@ def ask(url: str, messages: list[dict[str, str]], **fields: Any) -> tuple[str, b
         {"content-type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        return answer.headers["x-localkv-engine"], answer.read()
+        first = answer.read(1)
+        if begun:
+            begun.set()
+        return answer.headers["x-localkv-engine"], first + answer.read()
+
+
+LONG = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+"""Fields of a request whose answer takes about a second."""
 
 
 def conversation(number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{number} " + "dog and cat " * 60}]
 
 
-def test_conversations_stay_with_an_engine_and_are_spread(cluster: str):
-    engines = []
-    for number in range(4):
-        messages = conversation(number)
-        for turn in range(3):
-            engine, body = ask(cluster, messages)
+def test_conversations_are_spread_and_stay_with_an_engine(cluster: str):
+    for engine, messages in two_engines(cluster).items():
+        for _ in range(3):
+            again, body = ask(cluster, messages)
+            assert again == engine
             answer = json.loads(body)
-            if turn:
-                assert engine == engines[-1]
-                known = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                assert known > 100
-            engines.append(engine)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
             text = answer["choices"][0]["message"]["content"]
             messages += [
                 {"role": "assistant", "content": text},
                 {"role": "user", "content": "And?"},
             ]
-    assert len(set(engines)) == 2
 
 
 def test_a_stream_comes_in_pieces_and_is_the_same_text(cluster: str):
@@ -300,7 +298,6 @@ def test_errors_are_the_engines(cluster: str):
         assert "messages is empty" in json.load(answer)["error"]["message"]
 
 
-@pytest.mark.exhaustive  # waits for Ray, which takes minutes on a busy machine
 def test_an_update_ends_no_request(cluster: str):
     """Engines are replaced one after the other; each ends what it has begun."""
     from ray import serve
@@ -335,18 +332,17 @@ def test_an_update_ends_no_request(cluster: str):
     assert seen - after  # they were served by those that are gone, too
 
 
-@pytest.mark.exhaustive  # waits for Ray, which takes minutes on a busy machine
 def test_others_answer_when_a_replica_dies(cluster: str):
     """Its front dies with it, and its streams end in an error of their dialect."""
     messages = conversation(20)
     engine, _ = ask(cluster, messages)
     named = ray.util.list_named_actors(all_namespaces=True)
     (victim,) = [one for one in named if one["name"].endswith(f"#{engine}")]
+    actor, begun = ray.get_actor(victim["name"], namespace=victim["namespace"]), Event()
     with ThreadPoolExecutor() as pool:
-        asked = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
-        stream = pool.submit(ask, cluster, messages, **asked)
-        time.sleep(1)
-        ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]))
+        stream = pool.submit(ask, cluster, messages, begun, **LONG)
+        assert begun.wait(SECONDS)
+        ray.kill(actor)
         other, _ = until(lambda: ask(cluster, messages))
         assert other != engine
         last = stream.result()[1].strip().splitlines()[-1]
@@ -367,20 +363,19 @@ def engine_process(engine: str) -> int:
     raise AssertionError("the replica has no engine")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_only_the_requests_of_an_engine_that_dies_fail(cluster: str):
-    asked = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
-    begun = until(lambda: two_engines(cluster))
+    conversations = two_engines(cluster)
+    dead, living = conversations
+    process = engine_process(dead)
+    begun = {engine: Event() for engine in conversations}
     with ThreadPoolExecutor() as pool:
         streams = {
-            engine: pool.submit(ask, cluster, messages, **asked)
-            for engine, messages in begun.items()
+            engine: pool.submit(ask, cluster, messages, begun[engine], **LONG)
+            for engine, messages in conversations.items()
         }
-        time.sleep(1)
-        dead, living = begun
-        assert not streams[dead].done()
-        os.kill(engine_process(dead), signal.SIGKILL)
+        assert all(one.wait(SECONDS) for one in begun.values())
+        os.kill(process, signal.SIGKILL)
         engine, body = streams[dead].result()
         assert engine == dead
         assert b'"error"' in body
@@ -389,14 +384,20 @@ def test_only_the_requests_of_an_engine_that_dies_fail(cluster: str):
         assert engine == living
         assert b'"error"' not in body
         assert body.endswith(b"data: [DONE]\n\n")
-    assert until(lambda: ask(cluster, begun[dead]))[0] in begun  # it has begun anew
+    assert until(lambda: ask(cluster, conversations[dead]))[0] in conversations  # it is back
 
 
-def two_engines(url: str) -> dict[str, list[dict[str, str]]] | None:
-    """Each engine has a conversation, and is asked to go on with it."""
-    new = [conversation(next(NUMBERS)) for _ in range(4)]
-    found = {ask(url, messages)[0]: messages for messages in new}
-    return found if len(found) == CPUS else None
+def two_engines(url: str) -> dict[str, list[dict[str, str]]]:
+    """For each of the two engines, a conversation that it has begun."""
+    found = dict[str, list[dict[str, str]]]()
+
+    def begin_another() -> bool:
+        messages = conversation(next(NUMBERS))
+        found[ask(url, messages)[0]] = messages
+        return len(found) == CPUS
+
+    until(begin_another)
+    return found
 
 
 NUMBERS = count(60)
