@@ -10,6 +10,7 @@
 # make soak       ask a server for an hour, break off at random, and look for what it loses
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
+# make house      how many modules and lines localkv has, and how deep a token's calls go
 # make figures    make the documentation's figures again (some 15 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
@@ -43,7 +44,7 @@ FIRST_START := Ready. The first start takes some seconds longer than others: ker
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast test-all attack soak test-arm64 test-triton lint figures clean
+.PHONY: run chat test test-fast test-all attack soak test-arm64 test-triton lint house figures clean
 
 run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -86,6 +87,9 @@ test-triton:
 		--editable '.[dev]' 'triton==$(TRITON)' 'numpy<2.4'
 	.venv-triton/bin/python -m pytest $(SHARED) tests/aot
 	.venv-triton/bin/python -m pytest $(SHARED) tests/interpreter
+
+house: .venv/.run
+	$(BIN)/python .ci/house
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

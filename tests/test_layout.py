@@ -59,3 +59,11 @@ def test_a_run_says_what_it_leaves_out(folder: str, left_out: int) -> None:
         [sys.executable, "-m", "pytest", *nothing, folder], cwd=ROOT, capture_output=True, text=True
     )
     assert done.stdout.count("not run here: ") == left_out, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_house_stays_as_small_as_it_is() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "house"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
