@@ -17,14 +17,14 @@ from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench.grid import grid as make_grid
 from localkv.cli.bench.grid import grid_options
 from localkv.cli.bench.parallel import ParallelTable, parallel_tests, shared_flag
-from localkv.cli.bench.plot import check_bench_plot, plot
+from localkv.cli.bench.plot import check_bench_plot, draw
 from localkv.cli.bench.profile import with_profile
 from localkv.cli.bench.tables import FORMATS, make_table
 from localkv.cli.model.file import model_file
 from localkv.cli.options import flag, model_options, option
 from localkv.cli.options.cache_pairs import fitting_pairs
 from localkv.cli.options.loading import loading_options, window_settings
-from localkv.cli.options.placement import NAMES as _PLACEMENT
+from localkv.cli.options.placement import PLACEMENT
 from localkv.cli.options.placement import placement_arguments
 from localkv.cli.options.preset import say_preset
 from localkv.cli.output.messages import note, say, warn
@@ -61,7 +61,7 @@ _CACHE = (
     "kv_profile",
     "kv_bits",
 )
-_SHARED = (*_CACHE, *_PLACEMENT, "device", "fit")
+_SHARED = (*_CACHE, *PLACEMENT, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -209,7 +209,7 @@ def _run(
     if interrupted:
         note(f"interrupted after {len(results)} of {counted(n_tests, 'test')}")
     if plot_file is not None and any(r.test.n_gen and not r.test.n_prompt for r in results):
-        plot(results, plot_file)
+        draw(results, plot_file)
     return INTERRUPTED if interrupted else 0
 
 

@@ -140,7 +140,7 @@ def _is_near(fitted: float, samples: Sequence[float]) -> bool:
     return min(samples) - slack <= fitted <= max(samples) + slack
 
 
-def plot(results: Sequence[Result], path: str) -> None:
+def draw(results: Sequence[Result], path: str) -> None:
     """Draw tokens per second, and milliseconds per token with a straight line where there is one.
 
     Bars span all repetitions. With one depth there is a row for each cache instead.

@@ -134,7 +134,7 @@ def outlier_runs(side: SideFacts) -> list[Run]:
     return runs
 
 
-def lines(view: KVView) -> list[str]:
+def kv_lines(view: KVView) -> list[str]:
     """For people."""
     found = [view.heading, "", *_channel_table(view)]
     if named := [line for row in view.rows for line in _outlier_lines(view, *row)]:
@@ -228,7 +228,7 @@ def _shift_facts(shift: Shift) -> Iterator[tuple[int, dict[str, Any]]]:
             )
 
 
-def describe(view: KVView) -> dict[str, Any]:
+def kv_facts(view: KVView) -> dict[str, Any]:
     """The same for programs, with every channel."""
     shift = view.shift
     return {

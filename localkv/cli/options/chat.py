@@ -19,7 +19,7 @@ from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.loader.reasoning_tags import EFFORTS
 from localkv.option_names import unknown_name
 
-_NAMES = (
+_CHAT_OPTIONS = (
     *("chat_template_kwargs", "think", "prefill", "tools"),
     *("reasoning_budget", "reasoning_effort"),
     *("system_prompt", "system_prompt_file", "chat_template", "chat_template_file"),
@@ -176,7 +176,7 @@ def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
 
 def uses_chat_options(values: Mapping[str, Any]) -> bool:
     """Whether one of these options is given."""
-    return any(values[name] is not None for name in _NAMES)
+    return any(values[name] is not None for name in _CHAT_OPTIONS)
 
 
 def chat_arguments(values: Mapping[str, Any], *, escape: bool) -> dict[str, Any]:

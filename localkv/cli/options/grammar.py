@@ -15,7 +15,7 @@ from localkv.errors import UsageError
 if TYPE_CHECKING:
     from localkv.structured.grammar import Grammar
 
-PANEL = "Structured output"
+_STRUCTURED = "Structured output"
 _JSON_BEGINS = ("{", "[", "true", "false")
 
 
@@ -25,7 +25,7 @@ def grammar_options() -> list[click.Parameter]:
         option(
             "-j",
             "--json-schema",
-            panel=PANEL,
+            panel=_STRUCTURED,
             metavar="JSON",
             help="The text is JSON that this JSON schema describes: the schema itself, such as "
             '\'{"type": "object"}\' for any object, or a file. With --chat it comes after the '
@@ -34,20 +34,20 @@ def grammar_options() -> list[click.Parameter]:
         option(
             "-jf",
             "--json-schema-file",
-            panel=PANEL,
+            panel=_STRUCTURED,
             metavar="FILE",
             help="The same, with the schema in a file; - is stdin.",
         ),
         option(
             "--grammar",
-            panel=PANEL,
+            panel=_STRUCTURED,
             metavar="TEXT",
             help="The text is one of this grammar: GBNF, as llama.cpp has it, or llguidance's "
             "Lark.",
         ),
         option(
             "--grammar-file",
-            panel=PANEL,
+            panel=_STRUCTURED,
             metavar="FILE",
             help="The same, with the grammar in a file; - is stdin.",
         ),

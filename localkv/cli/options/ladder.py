@@ -13,7 +13,7 @@ from localkv.cli.options import option
 from localkv.cli.parsing.option_types import byte_size_of
 from localkv.errors import UsageError
 
-_TYPES = {
+_TYPE_FLAGS = {
     "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
     "preset": "--preset",
@@ -77,7 +77,7 @@ def ladder_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             )
         return {}
     ctx = click.get_current_context()
-    for name, flag in _TYPES.items():
+    for name, flag in _TYPE_FLAGS.items():
         if ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
             raise UsageError(
                 f"--kv-budget takes the types of --kv-ladder, not those of {flag}",

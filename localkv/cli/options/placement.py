@@ -14,7 +14,7 @@ from localkv.errors import UsageError
 from localkv.system.cpu_list import cpus_of_mask, cpus_of_range
 from localkv.system.placement import check_cpus
 
-NAMES = ("cpu_mask", "cpu_range", "cpu_strict")
+PLACEMENT = ("cpu_mask", "cpu_range", "cpu_strict")
 
 
 def placement_options() -> list[click.Parameter]:

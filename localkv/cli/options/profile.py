@@ -19,8 +19,8 @@ from localkv.presets import PRESETS
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile
 
-_TYPES = {"cache_type_k": "type_k", "cache_type_v": "type_v"}
-_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa")
+_PROFILED_TYPES = {"cache_type_k": "type_k", "cache_type_v": "type_v"}
+_WINDOW_TYPES = ("cache_type_k_swa", "cache_type_v_swa")
 
 
 def profile_option() -> click.Parameter:
@@ -79,7 +79,7 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
             return {"kv_profile": str(name)} if profile.smoothing_name else {}
     if name is None and bits is None:
         return {}
-    types = dict.fromkeys(_TYPES)
+    types = dict.fromkeys(_PROFILED_TYPES)
     return {**types, "kv_profile": str(name or "auto"), "kv_bits": bits}
 
 
@@ -122,9 +122,9 @@ def _takes_own(profile: KVProfile, preset: str, bits: float) -> bool:
 
 def _given_types(values: Mapping[str, Any]) -> bool:
     """Whether types are named, by other options than a preset."""
-    if any(values[name] is not None for name in _WINDOWS):
+    if any(values[name] is not None for name in _WINDOW_TYPES):
         return True
     if (preset := values["preset"]) is not None:
-        return any(values[name] != getattr(PRESETS[preset], of) for name, of in _TYPES.items())
+        return any(values[name] != getattr(PRESETS[preset], of) for name, of in _PROFILED_TYPES.items())
     ctx = click.get_current_context()
-    return any(ctx.get_parameter_source(name) != ParameterSource.DEFAULT for name in _TYPES)
+    return any(ctx.get_parameter_source(name) != ParameterSource.DEFAULT for name in _PROFILED_TYPES)

@@ -18,7 +18,7 @@ from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
 
-PANEL = "Sampling"
+_SAMPLING = "Sampling"
 _DEFAULTS = SamplingParams()
 _LOGIT_BIAS = re.compile(r"\s*(\d+)\s*([+-])\s*(\S+)\s*")
 
@@ -52,7 +52,7 @@ def _number(field: str, *names: str, help: str, llama_env: str | None = None) ->
     return option(
         field,
         *names,
-        panel=PANEL,
+        panel=_SAMPLING,
         llama_env=llama_env,
         type=type(default),
         default=default,
@@ -68,7 +68,7 @@ def sampling_options() -> list[click.Parameter]:
         option(
             "-s",
             "--seed",
-            panel=PANEL,
+            panel=_SAMPLING,
             type=Whole(-1),
             default=-1,
             metavar="SEED",
@@ -109,7 +109,7 @@ def sampling_options() -> list[click.Parameter]:
         option(
             "dry_sequence_breakers",
             "--dry-sequence-breaker",
-            panel=PANEL,
+            panel=_SAMPLING,
             multiple=True,
             metavar="TEXT",
             help='DRY does not look past this; replaces \\n : " *, may be given again; '
@@ -118,7 +118,7 @@ def sampling_options() -> list[click.Parameter]:
         option(
             "-l",
             "--logit-bias",
-            panel=PANEL,
+            panel=_SAMPLING,
             type=LogitBias(),
             multiple=True,
             metavar="ID(+/-)BIAS",
@@ -126,7 +126,7 @@ def sampling_options() -> list[click.Parameter]:
         ),
         option(
             "--samplers",
-            panel=PANEL,
+            panel=_SAMPLING,
             metavar="NAMES",
             help="The samplers to run, in order, with ; between them. "
             f"[default: {';'.join(SAMPLER_ORDER)}]",
@@ -135,7 +135,7 @@ def sampling_options() -> list[click.Parameter]:
             "sampling_seq",
             "--sampler-seq",
             "--sampling-seq",
-            panel=PANEL,
+            panel=_SAMPLING,
             metavar="LETTERS",
             help=f"The same by letters. [default: {SAMPLER_LETTERS}]",
         ),

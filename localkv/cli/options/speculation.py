@@ -103,8 +103,8 @@ def draft_model_options() -> list[click.Parameter]:
     ]
 
 
-_ARGUMENTS = ("spec", "draft_model", "draft_max", "draft_min", "draft_p_min")
-_TYPES = ("cache_type_k_draft", "cache_type_v_draft")
+_SPECULATION = ("spec", "draft_model", "draft_max", "draft_min", "draft_p_min")
+_DRAFT_TYPES = ("cache_type_k_draft", "cache_type_v_draft")
 
 
 def speculation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,5 +123,5 @@ def speculation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         from localkv.loader.gguf_file import open_gguf
 
         open_gguf(file)  # says what is wrong before anything heavy is imported
-    types = {name: values[name] for name in _TYPES} if file is not None else {}
-    return {**{name: values[name] for name in _ARGUMENTS}, **types}
+    types = {name: values[name] for name in _DRAFT_TYPES} if file is not None else {}
+    return {**{name: values[name] for name in _SPECULATION}, **types}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localkv.engine.text.stream import Completion
     from localkv.llm import LLM
 
-NAMES = ("save_state", "load_state", "prompt_cache", "prompt_cache_all", "prompt_cache_ro")
+_STATE_OPTIONS = ("save_state", "load_state", "prompt_cache", "prompt_cache_all", "prompt_cache_ro")
 
 
 def state_options() -> list[click.Parameter]:
@@ -82,7 +82,7 @@ class SavedStates:
             UsageError: they contradict each other, a file to load is missing, or one can't be
                 written.
         """
-        save, load, cache, every, read_only = (values.pop(name) for name in NAMES)
+        save, load, cache, every, read_only = (values.pop(name) for name in _STATE_OPTIONS)
         if cache is None:
             for name, value in (("all", every), ("ro", read_only)):
                 if value:

@@ -58,7 +58,7 @@ def config_defaults(
             raise UsageError(f"{path}: [{name}] is not a command{did_you_mean(name, commands)}")
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name} is {_kind(table)}, expected a table [{name}]")
-    options = _options(command)
+    options = _long_options(command)
     defaults = {}
     for key, value in tables.get(command.name or "", {}).items():
         where = f"{path}: [{command.name}] {key}"
@@ -94,7 +94,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{shown}: too many brackets within each other") from error
 
 
-def _options(command: click.Command) -> dict[str, click.Option]:
+def _long_options(command: click.Command) -> dict[str, click.Option]:
     """The options by their long names without dashes."""
     return {
         name[2:]: param

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _TALK = "localkv chat talks with a model, localkv complete -p TEXT continues a text once"
-_SERVER = "localkv serve serves a model over HTTP until Ctrl-C"
+_SERVES = "localkv serve serves a model over HTTP until Ctrl-C"
 _LOADED = (
     "a model is loaded for as long as a command runs; localkv list shows those on this machine"
 )
@@ -11,7 +11,7 @@ _FILES = "models are GGUF files: localkv pull fetches one, -m FILE takes any oth
 
 FOREIGN_COMMANDS = {
     **dict.fromkeys(("run", "cli", "prompt", "generate", "completion"), _TALK),
-    **dict.fromkeys(("server", "start", "stop"), _SERVER),
+    **dict.fromkeys(("server", "start", "stop"), _SERVES),
     **dict.fromkeys(("ps", "status"), _LOADED),
     **dict.fromkeys(("create", "cp", "push", "convert", "quantize"), _FILES),
     **dict.fromkeys(("ls", "models"), "localkv list shows the models on this machine"),

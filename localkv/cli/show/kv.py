@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cli.kv.view import KVView, Shift, describe, lines, of_profile, require_rows
+from localkv.cli.kv.view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
 from localkv.cli.model.file import model_file
 from localkv.cli.options import escape_option, flag, option
 from localkv.cli.options.loading import loading_options, unoffered_values
@@ -37,7 +37,7 @@ _USED = (
 )
 """Options as other commands have them, besides those that name a model."""
 _OF_RUNS = (*_USED, "file_of_text", "prompt", "escape", "tokens")
-_NAMES = ("model", "hf_repo", "hf_file", "offline")
+_MODEL_OPTIONS = ("model", "hf_repo", "hf_file", "offline")
 
 
 def kv_options() -> list[click.Parameter]:
@@ -129,9 +129,9 @@ def show_kv(
         view = _measured(values, text, what, tokens)
     with TextOutput(None) as out:
         if as_json:
-            out.write(json.dumps({"path": str(path), **describe(view)}, ensure_ascii=False))
+            out.write(json.dumps({"path": str(path), **kv_facts(view)}, ensure_ascii=False))
         else:
-            out.write("\n".join(lines(view)))
+            out.write("\n".join(kv_lines(view)))
     if plot_file is not None:
         from localkv.cli.kv.plot import draw
 
@@ -177,7 +177,7 @@ def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]
 def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) -> KVView:
     from localkv.cli.model.loading import all_warnings, load_llm
 
-    llm = load_llm({**unoffered_values((*_USED, *_NAMES)), **values})
+    llm = load_llm({**unoffered_values((*_USED, *_MODEL_OPTIONS)), **values})
     for line in all_warnings(llm):
         warn(line)
     from localkv.config import CacheConfig
