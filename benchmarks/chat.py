@@ -20,7 +20,7 @@ from localkv.chat.engine import ChatRequest, EngineOptions, Finished
 from localkv.chat.engine_process import EngineProcess
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.cli.chat import default_threads
+from localkv.commands.chat import default_threads
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
 from localkv.tui.messages import PromptSubmitted

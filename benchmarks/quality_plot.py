@@ -13,7 +13,8 @@ from quality_caches import EQUAL_TAIL, FLOATS
 from quality_report import Measured, Report
 from quality_table import MOST_BITS, default_sink, is_auto
 
-from localkv.cli.output.plot_style import (
+from localkv.commands.perplexity import Point, unbeaten
+from localkv.commands.pictures import (
     BLUE,
     GREEN,
     INK,
@@ -24,7 +25,6 @@ from localkv.cli.output.plot_style import (
     name_points,
     quiet,
 )
-from localkv.cli.perplexity.plot import Point, unbeaten
 from localkv.formats import KV_FORMATS
 
 SHORT, LONG = LENGTHS

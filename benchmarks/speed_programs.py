@@ -78,8 +78,8 @@ class LocalKV(Session):
     """With the defaults of `localkv complete`, loaded as that loads it."""
 
     def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
-        from localkv.cli.complete.command import complete
-        from localkv.cli.model.loading import load_llm
+        from localkv.commands.complete import complete
+        from localkv.commands.model import load_llm
         from localkv.system.threads import n_threads as threads
 
         type_k, type_v = sides(pair)
@@ -289,8 +289,8 @@ SESSIONS: dict[str, type[Session]] = {"localkv": LocalKV, "llama.cpp": LlamaCpp}
 MODULES = {
     "localkv": (
         "localkv.llm",
-        "localkv.cli.complete.command",
-        "localkv.cli.model.loading",
+        "localkv.commands.complete",
+        "localkv.commands.model",
         "localkv.kernels.cpu.cpu_backend",
     ),
     "llama.cpp": ("llama_cpp",),

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from localkv.cli import COMMANDS, cli
-from localkv.cli.parsing.command import Command, Group
+from localkv.commands.parsing import Command, Group
 
 PAGE = Path(__file__).with_name("commands.md")
 INTRODUCTION = """# Commands

@@ -23,8 +23,7 @@ def main() -> "NoReturn":
         signal(SIGINT, SIG_DFL)
     import localkv.system.process_age  # noqa: F401  # some systems let it count from now only
     from localkv.cli import main as run_command_line
-    from localkv.cli.process.failure import INTERRUPTED
-    from localkv.cli.process.interrupts import interrupt
+    from localkv.commands.process import INTERRUPTED, interrupt
 
     try:
         if interruptible:

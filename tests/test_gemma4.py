@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as GGMLType
 from localkv.arch.spec import ModelSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, group_layouts
-from localkv.cli.show.facts import model_rows
+from localkv.commands.show import model_rows
 from localkv.config import CacheConfig
 from localkv.engine.slot.decode_loop import DecodeLoop
 from localkv.errors import ModelFileError

@@ -91,7 +91,7 @@ def every_command(here: Program) -> None:
 def complete(here: Program) -> Result:
     from click.shell_completion import CompletionItem
 
-    from localkv.cli.parsing.completion import cached_values
+    from localkv.commands.completion import cached_values
 
     for item in cached_values(None, None, ""):  # type: ignore[arg-type]
         assert isinstance(item, CompletionItem)

@@ -373,7 +373,7 @@ def test_an_empty_name_is_no_folder(command: list[str], program, tiny_model: Pat
 
 
 def test_a_text_without_end(program, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localkv.cli.parsing import prompt
+    from localkv.commands.parsing import prompt
 
     monkeypatch.setattr(prompt, "MOST_BYTES", 1000)
     result = program("tokenize", "-m", tiny_model, "-f", "/dev/zero")

@@ -38,7 +38,7 @@ USED_BYTES, REFUSED_BYTES = 1 << 29, 64 << 20
 
 def use(path: Path, kind: str) -> None:
     """Everything that reads a header, and some steps of the model; their results are numbers."""
-    from localkv.cli.show.command import describe, lines
+    from localkv.commands.show import describe, lines
     from localkv.llm import LLM
 
     gguf = open_gguf(path)

@@ -132,7 +132,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
     path = tmp_path / "opened.txt"
     code = (
         "import os, sys\n"
-        "from localkv.cli.process.standard_streams import prepare_streams\n"
+        "from localkv.commands.process import prepare_streams\n"
         "prepare_streams()\n"
         f"file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)\n"
         "os.write(file, b'%d' % file)\n"
@@ -212,7 +212,7 @@ def test_ctrl_c_in_the_middle_of_an_import_ends_it(tmp_path: Path) -> None:
     )
     code = (
         "import signal\n"
-        "from localkv.cli.process.interrupts import interrupt\n"
+        "from localkv.commands.process import interrupt\n"
         "signal.signal(signal.SIGINT, interrupt)\n"
         "import swallows\n"
     )
@@ -226,7 +226,7 @@ def test_ctrl_c_in_the_middle_of_an_import_ends_it(tmp_path: Path) -> None:
 def test_ctrl_c_in_a_finaliser_ends_it() -> None:
     code = (
         "import signal\n"
-        "from localkv.cli.process.interrupts import end_unseen, interrupt\n"
+        "from localkv.commands.process import end_unseen, interrupt\n"
         "signal.signal(signal.SIGINT, interrupt)\n"
         "end_unseen()\n"
         "class Finalised:\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from localkv.cli import COMMANDS
-from localkv.cli.output.terminal import OwnText, Terminal, guarded
+from localkv.commands.output import OwnText, Terminal, guarded
 from localkv.system.terminal_text import visible, without_controls
 from support.attack.hostile_texts import (
     EVERYTHING,

@@ -26,8 +26,8 @@ from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.cli.bench import plot as bench_plot
-from localkv.cli.bench.plot import fit, series
+from localkv.commands.bench import plot as bench_plot
+from localkv.commands.bench.plot import fit, series
 from localkv.engine.engine import Engine
 from localkv.engine.slot.cache_slot import CacheSlot
 from localkv.errors import UsageError

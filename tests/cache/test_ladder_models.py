@@ -12,7 +12,7 @@ import pytest
 
 from localkv.cache.cache_checks import check_cache
 from localkv.cache.layout import PAGE_TOKENS, group_layouts, ladder_layout
-from localkv.cli.plan.ladder import LadderPlan
+from localkv.commands.plan.ladder import LadderPlan
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.slot.token_text import Text

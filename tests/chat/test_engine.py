@@ -247,7 +247,7 @@ os._exit(9)
 def test_the_screen_needs_no_torch() -> None:
     program = """
 import sys
-import localkv.cli.chat, localkv.tui.app, localkv.chat.engine_process, localkv.chat.store
+import localkv.commands.chat, localkv.tui.app, localkv.chat.engine_process, localkv.chat.store
 print([name for name in ("torch", "numba", "numpy", "tokenizers") if name in sys.modules])
 """
     done = subprocess.run(

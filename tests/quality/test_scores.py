@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from localkv import LLM
-from localkv.cli.options.cache_pairs import fitting_pairs
-from localkv.cli.perplexity.plot import cut, unbeaten
+from localkv.commands.cache_pairs import fitting_pairs
+from localkv.commands.perplexity import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.engine.token_scores import TokenScores, score
 from localkv.errors import LocalKVError, UsageError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.cli.complete.command import complete
-from localkv.cli.options.sampling import sampling_options, sampling_params
+from localkv.commands.complete import complete
+from localkv.commands.generation_options import sampling_options, sampling_params
 from localkv.errors import UsageError
 from localkv.kernels.gpu.device_draw import ON_DEVICE, device_draw
 from localkv.sampling import samplers

@@ -1,1 +1,0 @@
-"""`localkv bench`: the command, and its parts."""

@@ -1,1 +1,0 @@
-"""`localkv calibrate`: the command, and its parts."""

@@ -1,1 +1,0 @@
-"""`localkv complete`: the command, and its parts."""

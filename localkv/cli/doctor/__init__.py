@@ -1,1 +1,0 @@
-"""`localkv doctor`: the command, and its parts."""

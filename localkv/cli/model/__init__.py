@@ -1,1 +1,0 @@
-"""From the values of options to a model that is ready, and what it takes."""

@@ -1,1 +1,0 @@
-"""What commands write: results, messages, tables, progress and pictures."""

@@ -1,1 +1,0 @@
-"""`localkv perplexity`: the command, and its parts."""

@@ -1,1 +1,0 @@
-"""`localkv plan`: the command, and its parts."""

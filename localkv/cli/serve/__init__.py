@@ -1,1 +1,0 @@
-"""`localkv serve`: the command, and its parts."""

@@ -1,1 +1,0 @@
-"""`localkv show`: the command, and its parts."""

@@ -1,0 +1,479 @@
+"""`localkv calibrate`: measure a model's KV profile, and write it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localkv.cache.tail import DEFAULT_TAIL
+from localkv.commands.loading_options import loading_options, unoffered_values
+from localkv.commands.model import all_warnings, load_llm
+from localkv.commands.model_file import named_or_shipped
+from localkv.commands.options import json_option, option
+from localkv.commands.output import TextOutput, check_writable, note, warn
+from localkv.commands.parsing import Command, Whole
+from localkv.commands.pictures import check_plot
+from localkv.commands.texts import read_file, without_final_newline
+from localkv.errors import UsageError, counted, printable
+
+if TYPE_CHECKING:
+    from localkv.llm import LLM
+    from localkv.loader.smoothing import Smoothing
+    from localkv.model import Transformer
+    from localkv.quality.calibration_plan import Plan
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from localkv.commands.cache_pairs import require_cache_type
+from localkv.commands.output import ProgressLine, say, table
+from localkv.config import MOST_EXACT
+from localkv.formats import KV_FORMATS
+
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile
+
+
+BUILT_IN = "the built-in text"
+CHUNK, DEFAULT_TOKENS = 2048, 2048
+LEAST_CHUNK = 64
+
+_USED = (
+    *("model", "hf_repo", "hf_file", "offline", "batch_size", "ubatch_size", "threads"),
+    *("threads_batch", "device", "kv_rotation", "fit", "mlock", "use_mmap", "override_pre"),
+)
+"""Options as other commands have them."""
+
+
+def _run(
+    *,
+    file: str | None,
+    output: str | None,
+    tokens: int,
+    types: str | None,
+    bits: str | None,
+    smooth: float,
+    kv_tail: str,
+    plot_file: str | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    unnamed = named_or_shipped(values)
+    if output is not None:
+        check_writable(Path(output))
+    if plot_file is not None:
+        check_plot(plot_file)
+    names = types_of(types)
+    budgets = budgets_of(bits)
+    tails = tails_of(kv_tail, names)
+    text = None if file is None else without_final_newline(read_file(file, "the text"))
+    if unnamed:
+        note(unnamed)
+    llm = load_llm({**unoffered_values(_USED), **values})
+    for line in all_warnings(llm):
+        warn(line)
+    from localkv.cache.profile_file import write_profile
+    from localkv.loader.found_profile import in_data_folder
+    from localkv.loader.model_hash import model_hash
+    from localkv.presets import of_presets
+    from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
+    from localkv.quality.calibration_text import calibration_text
+    from localkv.quality.kv_profile import measure
+
+    chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
+    check_tails(tails, max(map(len, chunks)))
+    plan = Plan(
+        tuple(names or sensible_types()),
+        tuple(budgets or BUDGETS),
+        n_ctx=max(map(len, chunks)),
+        kv_rotation=values["kv_rotation"],
+        leaves_out=not names,
+        pairs=of_presets(),
+        tails=tails,
+    )
+    check_budgets(budgets, plan.budgets, plan.least_bits(llm.config))
+    digest = model_hash(llm.gguf)
+    path = Path(output) if output is not None else in_data_folder(digest)
+    seconds, bandwidth = _speed(llm)
+    with CalibrateProgress() as progress:
+        model, smoothing = _smoothed(llm, chunks, plan, smooth)
+        profile = measure(
+            model,
+            chunks,
+            plan,
+            digest=digest,
+            text=BUILT_IN if file is None else Path(file).name,
+            token_seconds=seconds,
+            bandwidth=bandwidth,
+            smoothing=smoothing,
+            on_step=progress.step,
+        )
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(path, profile)
+    with TextOutput(None) as out:
+        if as_json:
+            facts = {"path": str(path), "seconds": progress.seconds, **report(profile)}
+            out.write(json.dumps(facts, ensure_ascii=False))
+        else:
+            out.write("\n".join([*report_lines(profile), "", _saved(path, output, progress)]))
+    if plot_file is not None:
+        from localkv.commands.kv_plot import draw
+        from localkv.commands.kv_view import of_profile
+
+        draw(of_profile(profile), plot_file)
+
+
+def _smoothed(
+    llm: LLM, chunks: list[list[int]], plan: Plan, alpha: float
+) -> tuple[Transformer, Smoothing]:
+    """The model with large channels of K and V made smaller, loaded again for that: the one that
+    was loaded is closed before, so that its weights are in memory once."""
+    from localkv.kernels.select import select_backend
+    from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
+    from localkv.loader.weights import load_model
+    from localkv.quality.channel_sizes import channel_sizes
+
+    model, gguf, device = llm.engine.model, llm.gguf, llm.backend.name
+    if not alpha:
+        return model, NO_SMOOTHING
+    sizes = channel_sizes(model, chunks, n_ctx=plan.n_ctx)
+    smoothing = smoothing_of(llm.config, llm.gguf.tensors, sizes.k, sizes.v, alpha, q=sizes.q)
+    if not (smoothing.k or smoothing.v):
+        note("no layer's weights can hold the smoothing of K or V")
+        return model, NO_SMOOTHING
+    del model
+    llm.close()  # its backend, too, whose chains keep weights
+    return load_model(gguf, select_backend(device), smoothing=smoothing)[0], smoothing
+
+
+def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:
+    """The first tokens of a text, in chunks of one length."""
+    from localkv.quality.chunks import text_chunks
+
+    tokenizer, ids = llm.tokenizer, llm.tokenize(text)
+    if len(ids) < LEAST_CHUNK:
+        raise UsageError(
+            f"the text has {counted(len(ids), 'token')}, too few to measure with",
+            hint=f"use one of at least {LEAST_CHUNK}, better {DEFAULT_TOKENS} (-f)",
+        )
+    n_ctx = min(CHUNK, len(ids), n_tokens, llm.config.n_ctx_train)
+    bos_id = tokenizer.bos_id if tokenizer.add_bos else None
+    return text_chunks(ids, n_ctx, bos_id=bos_id, limit=max(1, n_tokens // n_ctx))
+
+
+def _speed(llm: LLM) -> tuple[float, float]:
+    """Seconds of a generated token without history, and bytes per second of memory."""
+    from localkv.bench.machine import bandwidth
+
+    engine = llm.engine
+    engine.reset()
+    engine.evaluate([0])
+    best = float("inf")
+    for _ in range(_SPEED_TOKENS):
+        started = time.perf_counter()
+        llm.backend.arrays.to_numpy(engine.evaluate([0], generated=True))
+        best = min(best, time.perf_counter() - started)
+    engine.reset()
+    return best, bandwidth(llm.backend, _SPEED_BYTES)
+
+
+_SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
+
+
+def _saved(path: Path, output: str | None, progress: CalibrateProgress) -> str:
+    use = "auto" if output is None else printable(path)
+    return (
+        f"{printable(path)}: measured in {progress.seconds:.0f} s; use it with --kv-profile {use}"
+    )
+
+
+TAILS_OF_CHUNK = 4
+"""So many times a tail is a chunk at least: half of it is scored, whose first token then reads as
+many packed tokens as there are in the tail, and its last three times as many."""
+
+
+def types_of(text: str | None) -> list[str]:
+    """The types that `--types` names, f16 in front of them; none if it is not given."""
+    names = [item.strip().lower() for item in (text or "").split(",") if item.strip()]
+    for name in names:
+        require_cache_type(name, "--types: ")
+    if text is not None and not set(names) - {"f16"}:
+        raise UsageError("--types names no type to compare with f16", hint="as in q8_0,q5_1,q4_0")
+    return list(dict.fromkeys(["f16", *names])) if names else []
+
+
+def budgets_of(text: str | None) -> list[float]:
+    """The bits per value that `--bits` names; none if it is not given."""
+    if text is None:
+        return []
+    try:
+        found = [float(item) for item in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if any(not 0 < bits <= 32 for bits in found):
+        raise UsageError(f"--bits {text}: not a list of bits per value", hint="as in 4.5,5,6")
+    return found
+
+
+def tails_of(text: str, names: list[str]) -> tuple[int, ...]:
+    """The tails that `--kv-tail` names."""
+    items = [item.strip() for item in text.split(",")]
+    are_numbers = all(item.isdecimal() and len(item) < 10 for item in items)
+    tails = tuple(dict.fromkeys(map(int, items))) if are_numbers else ()
+    if not tails or max(tails) > MOST_EXACT:
+        raise UsageError(f"--kv-tail {text}: not a list of tokens", hint="as in 0,64")
+    needing = [name for name in names if KV_FORMATS[name].group_tokens > 1]
+    if needing and not any(tails):
+        raise UsageError(
+            f"--types {needing[0]} packs {KV_FORMATS[needing[0]].group_tokens} tokens together, "
+            "and --kv-tail 0 measures types that need no tail",
+            hint=f"as in --kv-tail 0,{DEFAULT_TAIL}",
+        )
+    return tails
+
+
+def check_budgets(named: Sequence[float], budgets: Sequence[float], least: float) -> None:
+    """Refuse, before anything is measured, fewer bits than the smallest of the types has.
+
+    Args:
+        named: those that the user wants, each of which must hold some types.
+        budgets: all, one of which must.
+        least: bits per value of the smallest types that rows of the model can be of.
+    """
+    for bits in named:
+        if bits < least:
+            raise UsageError(
+                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
+                hint=f"as in --bits {least:g}, or with smaller --types",
+            )
+    if max(budgets) < least:
+        raise UsageError(
+            f"the smallest types that go with this model's heads have {least:g} bits per value, "
+            f"and {max(budgets):g} is the largest budget",
+            hint=f"with other --types, or --bits {least:g}",
+        )
+
+
+def check_tails(tails: Sequence[int], n_tokens: int) -> None:
+    """Refuse a tail that would hide what types cost: where tokens read hardly any others packed,
+    all types look alike, and those of fewest bits best.
+
+    Args:
+        n_tokens: of a chunk.
+    """
+    needed = TAILS_OF_CHUNK * max(tails)
+    if n_tokens < needed:
+        raise UsageError(
+            f"a tail of {max(tails)} tokens is measured with {needed} tokens at a time at least, "
+            f"and these are {n_tokens}",
+            hint="take a longer text (-f, --tokens), or --kv-tail 0",
+        )
+
+
+BEFORE_ESTIMATE = 40
+"""Steps before time is estimated: with the first ones kernels of all types are compiled."""
+LATEST = 20
+"""Steps that tell how long one takes."""
+LONG = 120
+"""Seconds that are worth a line."""
+
+
+class CalibrateProgress(ProgressLine):
+    """A line on a terminal, else one at the start.
+
+    Attributes:
+        seconds: since it was made.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
+        self._clock = clock
+        self._started = clock()
+        self._latest = deque[float]([self._started], LATEST + 1)
+        self._told = False
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._started
+
+    def step(self, done: int, of: int, what: str) -> None:
+        """Tell what is next, when so many of all steps are done."""
+        times = self._latest
+        if done:
+            times.append(self._clock())
+        estimate = ""
+        if done >= BEFORE_ESTIMATE:
+            each = median(b - a for a, b in pairwise(times))
+            left = each * (of - done)
+            estimate = f", about {left:.0f} s left"
+            self._tell(of - done, left)
+        if what:
+            self.show(f"{done} of {of}: {what}{estimate}")
+
+    def _tell(self, steps: int, left: float) -> None:
+        if not self._told and left > LONG:
+            self.clear()
+            say(
+                f"{steps} more measurements take about {left / 60:.0f} minutes; fewer tokens "
+                "(--tokens) or types (--types) take less"
+            )
+        self._told = True
+
+
+def report_lines(profile: KVProfile) -> list[str]:
+    """What was found, for people."""
+    from localkv.cache.layer_types import in_words
+
+    rows = [("bits", "tail", "KLD predicted", "verified", "K/V by layer")]
+    rows += [
+        (
+            f"{one.bits:.3f}",
+            str(one.kv_tail or 0),
+            f"{one.predicted:.2e}",
+            f"{one.verified:.2e}",
+            in_words(one.layers),
+        )
+        for one in sorted(profile.lists, key=lambda one: (one.kv_tail or 0, one.bits))
+    ]
+    outliers = [
+        f"layer {i} {side} {len(facts.outliers)}"
+        for i, layer in enumerate(profile.layers)
+        if layer is not None
+        for side, facts in (("K", layer.k), ("V", layer.v))
+        if facts.outliers
+    ]
+    ratios = [one.verified / one.predicted for one in profile.uniform if one.predicted > 0]
+    lines = [
+        f"{counted(profile.n_tokens, 'token')} of {printable(profile.text)}, "
+        f"{profile.n_scored} predictions compared with those of an f16 cache",
+        f"outlier channels: {', '.join(outliers) if outliers else 'none'}",
+    ]
+    if ratios:
+        lines.append(
+            "one type for all layers costs "
+            f"{min(ratios):.2g} to {max(ratios):.2g} times what it costs in each alone"
+        )
+    return [*lines, "", *table(rows)]
+
+
+def report(profile: KVProfile) -> dict[str, Any]:
+    def lists(found: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "bits": one.bits,
+                "bytes_per_token": one.bytes_per_token,
+                "kv_tail": one.kv_tail,
+                "kv_sink": one.kv_sink,
+                "predicted": one.predicted,
+                "verified": one.verified,
+                "layers": [pair and "/".join(pair) for pair in one.layers],
+            }
+            for one in found
+        ]
+
+    return {
+        "model": profile.model,
+        "name": profile.name,
+        "n_tokens": profile.n_tokens,
+        "n_scored": profile.n_scored,
+        "lists": lists(profile.lists),
+        "uniform": lists(profile.uniform),
+        "pairs": profile.pairs,
+    }
+
+
+calibrate = Command(
+    "calibrate",
+    examples=[
+        ("Measure a model with the built-in text", "localkv calibrate -m model.gguf"),
+        (
+            "With a text like those it is for, to a file beside it",
+            "localkv calibrate -m model.gguf -f text.txt -o model.kv.json",
+        ),
+        ("Draw what was measured", "localkv calibrate -m model.gguf --plot layers.png"),
+        ("Use it", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
+    ],
+    essentials="-m -hf -f -o --tokens --types --bits --smooth --kv-tail -t -dev --plot --json",
+    params=[
+        option(
+            "-f",
+            "--file",
+            panel="Text",
+            metavar="FILE",
+            help="The text, UTF-8; - is stdin. [default: one that comes with localkv]",
+        ),
+        option(
+            "--tokens",
+            panel="Text",
+            type=Whole(LEAST_CHUNK),
+            default=DEFAULT_TOKENS,
+            show_default=True,
+            metavar="N",
+            help=f"Tokens of the text to measure with, in chunks of {CHUNK}.",
+        ),
+        option(
+            "--types",
+            panel="Measure",
+            metavar="TYPES",
+            help="Cache types to measure, with commas between them. [default: integers and "
+            "codebooks, by layer only those that no smaller one beats in all layers]",
+        ),
+        option(
+            "--bits",
+            panel="Measure",
+            metavar="LIST",
+            help="Budgets of bits per value for which types are found, with commas between them. "
+            "[default: 3 to 8.5]",
+        ),
+        option(
+            "--kv-tail",
+            panel="Measure",
+            default=f"0,{DEFAULT_TAIL}",
+            show_default=True,
+            metavar="LIST",
+            help="Types are found with each of these numbers of newest tokens in f16, which a "
+            "cache with these types has, too. Types with scales by channel need some; with 0 there "
+            "is no sink either.",
+        ),
+        option(
+            "--smooth",
+            panel="Measure",
+            type=click.FloatRange(0, 1),
+            default=0.5,
+            show_default=True,
+            metavar="ALPHA",
+            help="Divide channels of K and V by their magnitude to this power, and multiply K's "
+            "with that of queries to what is left of 1, inside the weights. The model stays as it "
+            "is, and small channels keep their precision beside large ones; 0 is off.",
+        ),
+        *(param for param in loading_options() if param.name in _USED),
+        option(
+            "-o",
+            "--output",
+            panel="Output",
+            metavar="FILE",
+            help="The profile. [default: in the platform's data folder, where --kv-profile auto "
+            "finds it]",
+        ),
+        option(
+            "plot_file",
+            "--plot",
+            panel="Output",
+            metavar="FILE",
+            help="Draw the magnitudes of channels, and the divergence of each layer in each type, "
+            "as a picture (.png, .svg, .pdf).",
+        ),
+        json_option(),
+    ],
+    callback=_run,
+    help="Measure which layers of a model need which types of K and V.\n\n"
+    "Each layer's K and V get each type alone, and predictions are compared with those of an f16 "
+    "cache. From that come the types by layer that cost least within budgets of bits, which are "
+    "then measured together. The profile is a small file of JSON.",
+)

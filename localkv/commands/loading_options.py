@@ -1,0 +1,653 @@
+"""The options that say how a model is loaded, what cache it gets, and what drafts for it.
+
+Each group is declared by a function and read by another, which returns the arguments of `LLM` that
+the values stand for: the cache's types, windows and exact rows; a cache with a budget; a profile of
+types by layer; the CPUs for threads; speculative decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from click.core import ParameterSource
+
+from localkv.cache.ladder import DEFAULT_LADDER, Pair, ladder_text, parse_ladder
+from localkv.commands.completion import file_values
+from localkv.commands.options import (
+    compute_options,
+    context_option,
+    flag,
+    model_options,
+    option,
+    override_pre_option,
+    preset_option,
+    preset_or_given,
+)
+from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
+from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
+from localkv.errors import ModelFileError, UsageError
+from localkv.formats import KV_FORMATS
+from localkv.presets import PRESETS
+
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile
+import os
+
+from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
+from localkv.system.cpu_list import cpus_of_mask, cpus_of_range
+from localkv.system.placement import check_cpus
+
+
+def _cache_type_option(side: str, short: str) -> Option:
+    return option(
+        short,
+        f"--cache-type-{side.lower()}",
+        panel="KV cache",
+        llama_env=f"CACHE_TYPE_{side}",
+        type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        callback=preset_or_given,
+        help=f"The type of K in the cache: {', '.join(KV_FORMATS)}."
+        if side == "K"
+        else "The type of V, one of the same.",
+    )
+
+
+def window_options() -> list[click.Parameter]:
+    """The options about rows that are kept as f16, about layers that see a window only, about
+    latents, and about states; `window_arguments` reads them."""
+
+    def types(side: str, short: str, help_text: str) -> Option:
+        return option(
+            short,
+            f"--cache-type-{side.lower()}-swa",
+            panel="KV cache",
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+            metavar="TYPE",
+            help=help_text,
+        )
+
+    def exact(name: str, help_text: str) -> Option:
+        return option(
+            f"--kv-{name}",
+            panel="KV cache",
+            type=Whole(0, MOST_EXACT),
+            metavar="N",
+            help=help_text,
+        )
+
+    return [
+        exact(
+            "tail",
+            "Each token reads the newest N tokens as f16, and only those before them packed. "
+            "[default: 64 for types that pack several tokens together, else 0]",
+        ),
+        exact(
+            "sink",
+            "Keep the first N tokens as f16. [default: 4 for types of less than 4 bits per value, "
+            "else 0]",
+        ),
+        types("K", "-ctk-swa", "The type of K in layers with a window. [default: as -ctk]"),
+        types("V", "-ctv-swa", "The type of V in layers with a window. [default: as -ctv]"),
+        flag(
+            "--swa-full",
+            panel="KV cache",
+            llama_env="SWA_FULL",
+            help="Keep all rows of layers with a window, not only those that later tokens see: "
+            "more memory, and any prompt is reused as far as it is the same.",
+        ),
+        option(
+            "-ctk-rope",
+            "--cache-type-k-rope",
+            panel="KV cache",
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+            metavar="TYPE",
+            default=CacheConfig.type_k_rope,
+            help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
+            "-ctk is that of the latents, of which V is a view.",
+        ),
+        option(
+            "-ctxcp",
+            "--ctx-checkpoints",
+            panel="KV cache",
+            llama_env="CTX_CHECKPOINTS",
+            type=Whole(0),
+            metavar="N",
+            default=CacheConfig.ctx_checkpoints,
+            show_default=True,
+            help="Copies of the states of recurrent layers that are kept at most, to go on from "
+            "where a prompt begins like the last one.",
+        ),
+        option(
+            "-cms",
+            "--checkpoint-min-step",
+            panel="KV cache",
+            llama_env="CHECKPOINT_MIN_SPACING_NT",
+            type=Whole(1),
+            metavar="N",
+            default=CacheConfig.checkpoint_min_step,
+            show_default=True,
+            help="Tokens between two of them within a text.",
+        ),
+    ]
+
+
+def asked_types(values: Mapping[str, Any]) -> list[str]:
+    """The cache types that are asked for."""
+    names = (f"cache_type_{side}{group}" for group in ("", "_swa") for side in "kv")
+    return [values[name] for name in names if values[name] is not None]
+
+
+def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values of `window_options` stand for."""
+    return {
+        "cache_type_k_swa": values["cache_type_k_swa"],
+        "cache_type_v_swa": values["cache_type_v_swa"],
+        "swa_full": values["swa_full"],
+        "cache_type_k_rope": values["cache_type_k_rope"],
+        **_counts(values),
+    }
+
+
+def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as fields of `CacheConfig`."""
+    return {
+        "type_k_swa": values["cache_type_k_swa"],
+        "type_v_swa": values["cache_type_v_swa"],
+        "swa_full": values["swa_full"],
+        "type_k_rope": values["cache_type_k_rope"],
+        **_counts(values),
+    }
+
+
+def _counts(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("ctx_checkpoints", "checkpoint_min_step", "kv_tail", "kv_sink")
+    return {name: values[name] for name in names}
+
+
+def loading_options(
+    n_ctx: int | None = None, *, default_threads: str = "one per core"
+) -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them.
+
+    Args:
+        n_ctx: the context where the user names none; None is `LLM`'s choice.
+        default_threads: how many threads there are where the user names no number.
+    """
+    return [
+        *model_options(),
+        context_option(n_ctx),
+        _cache_type_option("K", "-ctk"),
+        _cache_type_option("V", "-ctv"),
+        preset_option(),
+        *window_options(),
+        option(
+            "--kv-rotation",
+            panel="KV cache",
+            type=Choice(KV_ROTATIONS, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="WHEN",
+            help="Rotate K and V before they are packed, which spreads outliers over a block: "
+            f"{', '.join(KV_ROTATIONS)}. auto does so for types with blocks "
+            f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
+            "head size is a multiple of 64, as llama.cpp does.",
+        ),
+        flag(
+            "--kv-k-before-rope",
+            panel="KV cache",
+            help="Keep K as it is before RoPE, and rotate it whenever it is read, as KVQuant does: "
+            "to compare, with --device reference only.",
+        ),
+        option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "), in a file that localkv perplexity --calibrate-kv wrote.",
+        ),
+        profile_option(),
+        bits_option(),
+        *ladder_options(),
+        *compute_options(default_threads),
+        *placement_options(),
+        option(
+            "-fit",
+            "--fit",
+            panel="Model",
+            llama_env="FIT",
+            type=Choice(FIT, case_sensitive=False),
+            default="on",
+            show_default=True,
+            metavar="WHEN",
+            help="on: refuse a model that does not fit in memory, before anything is allocated. "
+            "off: try it.",
+        ),
+        flag(
+            "--mlock",
+            panel="Model",
+            llama_env="MLOCK",
+            help="Keep the weights in memory, so that the system never has to read them again.",
+        ),
+        option(
+            "use_mmap",
+            "--mmap/--no-mmap",
+            panel="Model",
+            llama_env="MMAP",
+            type=bool,
+            default=True,
+            help="Map the model's file, or read it into memory.  [default: mmap]",
+        ),
+        override_pre_option(),
+    ]
+
+
+def unoffered_values(offered: Collection[str]) -> dict[str, Any]:
+    """The values that options of `loading_options` have in a command that does not offer them.
+
+    Args:
+        offered: names of the parameters that it has.
+    """
+    params = [param for param in loading_options() if param.name not in offered]
+    for param in params:
+        param.envvar = None
+    return click.Command("", params=params).make_context("", []).params
+
+
+def given_threads(n: int | None) -> int | None:
+    """A number of threads, unless it stands for the default."""
+    return n if n and n > 0 else None
+
+
+def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values of `loading_options` stand for.
+
+    Raises:
+        UsageError: an option is not for the device.
+    """
+    device = values["device"]
+    if values["kv_k_before_rope"] and device != "reference":
+        raise UsageError(
+            f"--kv-k-before-rope: kernels read K as it is after RoPE, and device {device} has no "
+            "others",
+            hint="leave it out, or compare with --device reference, which is slow",
+        )
+    return {
+        "n_ctx": values["n_ctx"],
+        "cache_type_k": values["cache_type_k"],
+        "cache_type_v": values["cache_type_v"],
+        **window_arguments(values),
+        "kv_rotation": values["kv_rotation"],
+        "k_before_rope": values["kv_k_before_rope"],
+        "kv_scales": values["kv_scales"],
+        "n_batch": min(values["batch_size"], values["ubatch_size"]),
+        "n_threads": given_threads(values["threads"]),
+        "n_threads_batch": given_threads(values["threads_batch"]),
+        **placement_arguments(values),
+        "device": values["device"],
+        "override_pre": values["override_pre"],
+        "fit": values["fit"],
+        "mlock": values["mlock"],
+        "use_mmap": values["use_mmap"],
+        **ladder_arguments(values),
+    }
+
+
+_TYPE_FLAGS = {
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "preset": "--preset",
+    "kv_profile": "--kv-profile",
+    "kv_bits": "--kv-bits",
+}
+
+
+def _budget(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> int | Literal["auto"] | None:
+    if value is not None and value.strip().lower() == "auto":
+        return "auto"
+    n_bytes = byte_size_of(ctx, param, value)
+    if n_bytes == 0:
+        raise UsageError("--kv-budget 0 has no room for anything", hint="use a size, or auto")
+    return n_bytes
+
+
+def _ladder(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[Pair, ...] | None:
+    return None if value is None else parse_ladder(value)
+
+
+def ladder_options() -> list[click.Parameter]:
+    """`--kv-budget` and `--kv-ladder`; `ladder_arguments` reads them."""
+    return [
+        option(
+            "--kv-budget",
+            panel="KV cache",
+            metavar="SIZE",
+            callback=_budget,
+            help="The bytes that K and V take, such as 512MiB, or auto for what is free: when they "
+            "are full, the oldest pages change to the next types of --kv-ladder, and the context "
+            "goes on.",
+        ),
+        option(
+            "--kv-ladder",
+            panel="KV cache",
+            metavar="PAIRS",
+            callback=_ladder,
+            help="The types that pages of a cache with a budget go through, pairs K/V with commas "
+            f"between them. [default: {ladder_text(DEFAULT_LADDER)}]",
+        ),
+    ]
+
+
+def ladder_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that these options stand for; none without a budget.
+
+    Raises:
+        UsageError: there is a ladder without a budget, or types are named besides.
+    """
+    budget, ladder = values["kv_budget"], values["kv_ladder"]
+    if budget is None:
+        if ladder is not None:
+            raise UsageError(
+                "--kv-ladder says what pages change to within --kv-budget, and there is none",
+                hint="add --kv-budget SIZE, or name the types with -ctk and -ctv",
+            )
+        return {}
+    ctx = click.get_current_context()
+    for name, type_flag in _TYPE_FLAGS.items():
+        if ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+            raise UsageError(
+                f"--kv-budget takes the types of --kv-ladder, not those of {type_flag}",
+                hint=f"leave out {type_flag}, and name the types with --kv-ladder",
+            )
+    return {
+        "cache_type_k": None,
+        "cache_type_v": None,
+        "kv_budget": budget,
+        "kv_ladder": ladder,
+    }
+
+
+_PROFILED = {"cache_type_k": "type_k", "cache_type_v": "type_v"}
+_WINDOW_TYPES = ("cache_type_k_swa", "cache_type_v_swa")
+
+
+def profile_option() -> click.Parameter:
+    """`--kv-profile`."""
+    return option(
+        "--kv-profile",
+        panel="KV cache",
+        metavar="FILE",
+        type=FILE,
+        shell_complete=file_values,
+        help="The types of K and V for each layer, from a file that localkv calibrate wrote for "
+        "this model; auto looks for it beside the model (MODEL.kv.json) and in the data folder. "
+        "-ctk and -ctv win over its types, --preset says how many bits it may take, and its own "
+        "pair wins where it diverges less.",
+    )
+
+
+def bits_option() -> click.Parameter:
+    """`--kv-bits`."""
+    return option(
+        "--kv-bits",
+        panel="KV cache",
+        type=click.FloatRange(0, min_open=True),
+        metavar="N",
+        help="Bits per value, on average, that the types of --kv-profile may take in the context, "
+        "their tail and sink included. [default: 5]",
+    )
+
+
+def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """The arguments of `LLM` that take a profile's place for types; none if there is no profile.
+
+    A preset takes the types of a profile with at most its bits, if a profile is found and they
+    diverge less than the preset's own pair, as far as that was measured.
+
+    Raises:
+        UsageError: two options say the same thing.
+    """
+    name, bits, preset = values["kv_profile"], values["kv_bits"], values["preset"]
+    given = _given_types(values)
+    if bits is not None and (given or preset is not None):
+        other = "--preset" if preset is not None else "-ctk and -ctv"
+        raise UsageError(
+            f"--kv-bits and {other} both choose the types", hint="leave out one of them"
+        )
+    if given:
+        return {} if name is None else {"kv_profile": name}
+    if preset is not None:
+        bits = preset_bits(preset)
+        if name is None:
+            usable = bits < _F16 and not values["kv_k_before_rope"]
+            name = _found(model) if usable else None
+        if name is None:
+            return {}
+        if (profile := _read(name, model)) is not None and _takes_own(profile, preset, bits):
+            return {"kv_profile": str(name)} if profile.smoothing_name else {}
+    if name is None and bits is None:
+        return {}
+    types = dict.fromkeys(_PROFILED)
+    return {**types, "kv_profile": str(name or "auto"), "kv_bits": bits}
+
+
+_F16 = 16.0
+
+
+def preset_bits(name: str) -> float:
+    """Bits per value of a preset's pair, on average."""
+    preset = PRESETS[name]
+    formats = [KV_FORMATS[one] for one in (preset.type_k, preset.type_v)]
+    return sum(8 * fmt.block_bytes / fmt.block_size for fmt in formats) / 2
+
+
+def _found(model: Path) -> Path | None:
+    """The profile of a model, if it has one; what is wrong with a model is said when it loads."""
+    from localkv.loader.found_profile import profile_path
+
+    try:
+        return profile_path(model)
+    except ModelFileError:
+        return None
+
+
+def _read(name: str | Path, model: Path) -> KVProfile | None:
+    """A profile; None if "auto" finds none, which is said when the model loads."""
+    from localkv.cache.profile_file import read_profile
+    from localkv.loader.found_profile import AUTO
+
+    path = _found(model) if name == AUTO else Path(name)
+    return None if path is None else read_profile(path)
+
+
+def _takes_own(profile: KVProfile, preset: str, bits: float) -> bool:
+    """Whether a preset has its own pair: there are no types by layer of at most its bits in every
+    context, or they were measured to diverge no less."""
+    fitting = [one.verified for one in profile.without_tail if one.bits <= bits]
+    own = profile.pairs.get(f"{PRESETS[preset].type_k}/{PRESETS[preset].type_v}")
+    return not fitting or (own is not None and own <= min(fitting))
+
+
+def _given_types(values: Mapping[str, Any]) -> bool:
+    """Whether types are named, by other options than a preset."""
+    if any(values[name] is not None for name in _WINDOW_TYPES):
+        return True
+    if (preset := values["preset"]) is not None:
+        return any(values[name] != getattr(PRESETS[preset], of) for name, of in _PROFILED.items())
+    ctx = click.get_current_context()
+    return any(ctx.get_parameter_source(name) != ParameterSource.DEFAULT for name in _PROFILED)
+
+
+PLACEMENT = ("cpu_mask", "cpu_range", "cpu_strict")
+
+
+def placement_options() -> list[click.Parameter]:
+    """`placement_arguments` reads them."""
+    return [
+        option(
+            "-C",
+            "--cpu-mask",
+            panel="Model",
+            metavar="MASK",
+            help="CPUs that this process may use, as a hexadecimal mask: f is the first four. "
+            "[default: all that taskset or a container leaves]",
+        ),
+        option(
+            "-Cr",
+            "--cpu-range",
+            panel="Model",
+            metavar="LOW-HIGH",
+            help="The same as a range; both together name all that either does.",
+        ),
+        option(
+            "--cpu-strict",
+            panel="Model",
+            type=Choice(("0", "1")),
+            default="0",
+            show_default=True,
+            metavar="0|1",
+            help="1: each thread of the kernels has one of these CPUs for itself.",
+        ),
+    ]
+
+
+def placement_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that their values stand for.
+
+    Raises:
+        UsageError: a CPU does not exist, or may not be used.
+    """
+    found = set[int]()
+    for name, text in (("-C", values["cpu_mask"]), ("-Cr", values["cpu_range"])):
+        if text is None:
+            continue
+        try:
+            last = (os.cpu_count() or 1) - 1
+            cpus = cpus_of_mask(text) if name == "-C" else cpus_of_range(text, last)
+            check_cpus(cpus)
+        except UsageError as error:
+            raise UsageError(f"{name} {text}: {error.message}", hint=error.hint) from None
+        found |= cpus
+    return {"cpus": sorted(found) or None, "cpu_strict": values["cpu_strict"] == "1"}
+
+
+def speculation_options() -> list[click.Parameter]:
+    """How tokens are guessed."""
+    return [
+        option(
+            "spec",
+            "--spec-type",
+            "--spec",
+            panel="Speed",
+            type=Choice(DRAFTERS),
+            help="Guess tokens and evaluate several at once; the text stays the same. ngram: go on "
+            "as the text did where its last tokens came up before. draft: as -md's model says. "
+            "[default: draft with -md, else none]",
+        ),
+        *draft_model_options(),
+        option(
+            "draft_max",
+            "--spec-draft-n-max",
+            "--draft-max",
+            "--draft",
+            panel="Speed",
+            llama_env="SPEC_DRAFT_N_MAX",
+            type=Whole(1, MOST_DRAFTED),
+            default=Speculation.draft_max,
+            show_default=True,
+            metavar="N",
+            help="Most tokens guessed at a time; how many are worth it is measured.",
+        ),
+        option(
+            "draft_min",
+            "--spec-draft-n-min",
+            "--draft-min",
+            panel="Speed",
+            llama_env="SPEC_DRAFT_N_MIN",
+            type=Whole(1, MOST_DRAFTED),
+            default=Speculation.draft_min,
+            show_default=True,
+            metavar="N",
+            help="Guess nothing where fewer tokens than this are worth it.",
+        ),
+        option(
+            "draft_p_min",
+            "--spec-draft-p-min",
+            "--draft-p-min",
+            panel="Speed",
+            llama_env="SPEC_DRAFT_P_MIN",
+            type=click.FloatRange(0, 1),
+            default=Speculation.draft_p_min,
+            show_default=True,
+            metavar="P",
+            help="Guess no token that the draft model finds less probable.",
+        ),
+    ]
+
+
+def draft_model_options() -> list[click.Parameter]:
+    """A model that drafts, and its cache."""
+
+    def types(side: str) -> click.Parameter:
+        return option(
+            f"cache_type_{side}_draft",
+            f"-ct{side}d",
+            f"--spec-draft-type-{side}",
+            f"--cache-type-{side}-draft",
+            panel="Speed",
+            llama_env=f"SPEC_DRAFT_CACHE_TYPE_{side.upper()}",
+            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+            default=CacheConfig.type_k if side == "k" else CacheConfig.type_v,
+            show_default=True,
+            metavar="TYPE",
+            help=f"The type of {side.upper()} in the cache of the draft model.",
+        )
+
+    return [
+        option(
+            "draft_model",
+            "-md",
+            "--spec-draft-model",
+            "--model-draft",
+            panel="Speed",
+            llama_env="SPEC_DRAFT_MODEL",
+            metavar="FILE",
+            help="A small model with the same tokens, which guesses how the text goes on.",
+        ),
+        types("k"),
+        types("v"),
+    ]
+
+
+_SPECULATION = ("spec", "draft_model", "draft_max", "draft_min", "draft_p_min")
+_DRAFT_TYPES = ("cache_type_k_draft", "cache_type_v_draft")
+
+
+def speculation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values stand for; none for a command without the options.
+
+    Raises:
+        UsageError: there is no model that drafts, or it is not used.
+        ModelFileError: its file can't be read.
+    """
+    if "spec" not in values:
+        return {}
+    file, spec = values["draft_model"], values["spec"]
+    if spec is not None or file is not None:
+        check_drafter(Speculation(spec or "draft"), file)
+    if file is not None and not os.path.isfile(file):
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(file)  # says what is wrong before anything heavy is imported
+    types = {name: values[name] for name in _DRAFT_TYPES} if file is not None else {}
+    return {**{name: values[name] for name in _SPECULATION}, **types}

@@ -1,0 +1,288 @@
+"""Options: how one is declared, and those that most commands share.
+
+Every option can also be set by a variable `LOCALKV_<LONG NAME>`, by llama.cpp's `LLAMA_ARG_*`
+where its option means the same, and by the configuration file. Names are llama.cpp's.
+
+`--preset` stands for `-ctk` and `-ctv`, unless a type is named as near to the user or nearer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from localkv.commands.completion import cached_values, file_values, model_values
+from localkv.commands.output import say
+from localkv.commands.parsing import FILE, TEXT, Argument, Choice, Option, Whole, distance
+from localkv.config import DEVICES
+from localkv.presets import PRESETS
+
+DEFAULT_LOGICAL_BATCH = 2048
+DEFAULT_BATCH = 512
+MAX_THREADS = 512  # llama.cpp's limit; OpenMP crashes somewhere above
+
+
+def option(*names: str, panel: str, llama_env: str | None = None, **attributes: Any) -> Option:
+    """An option with its variables.
+
+    Args:
+        names: the spellings, after the parameter's name where that is not the longest spelling.
+        panel: its heading in the help.
+        llama_env: the part after `LLAMA_ARG_` of llama.cpp's variable.
+        attributes: click's.
+    """
+    long_names = [name.split("/")[0][2:] for name in names if name.startswith("--")]
+    envvar = [f"LOCALKV_{name.upper().replace('-', '_')}" for name in long_names]
+    if llama_env is not None:
+        envvar.append(f"LLAMA_ARG_{llama_env}")
+    names_file = attributes.get("metavar") == "FILE"
+    attributes.setdefault(
+        "type", None if attributes.get("is_flag") else FILE if names_file else TEXT
+    )
+    if names_file:
+        attributes.setdefault("shell_complete", file_values)
+    return Option(names, panel=panel, envvar=envvar, **attributes)
+
+
+def flag(*names: str, panel: str, **attributes: Any) -> Option:
+    """An option without a value."""
+    return option(*names, panel=panel, is_flag=True, default=False, **attributes)
+
+
+def quiet_option(help: str) -> Option:
+    """`-q`."""
+    return flag("-q", "--quiet", panel="Output", help=help)
+
+
+def raw_option() -> Option:
+    """`--raw`, for commands that print text of a model or a file."""
+    return flag(
+        "--raw",
+        panel="Output",
+        help="Send control characters to a terminal as they are; otherwise visible symbols replace "
+        "them. Files and pipes always get them.",
+    )
+
+
+def model_options() -> list[click.Parameter]:
+    """The options that name a model; `model_file` reads them."""
+    return [
+        option(
+            "-m",
+            "--model",
+            panel="Model",
+            llama_env="MODEL",
+            metavar="FILE",
+            shell_complete=model_values,
+            help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
+        ),
+        option(
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            panel="Model",
+            llama_env="HF_REPO",
+            metavar="NAME",
+            shell_complete=cached_values,
+            help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
+            "Q4_K_M if there is one, else Q8_0.",
+        ),
+        hf_file_option(),
+        flag(
+            "--offline",
+            panel="Model",
+            llama_env="OFFLINE",
+            help="Use only models in the cache; make no request.",
+        ),
+    ]
+
+
+def file_argument() -> Argument:
+    """The model's file without `-m`."""
+    return Argument(
+        ["file"],
+        required=False,
+        type=TEXT,
+        metavar="[FILE]",
+        shell_complete=model_values,
+        help="The same as -m FILE.",
+    )
+
+
+def reference_argument(help: str) -> Argument:
+    """A model on Hugging Face, by its name there."""
+    return Argument(
+        ["reference"],
+        required=True,
+        type=TEXT,
+        metavar="ORG/REPO[:QUANT]",
+        shell_complete=cached_values,
+        help=help,
+    )
+
+
+def hf_file_option() -> Option:
+    return option(
+        "-hff",
+        "--hf-file",
+        panel="Model",
+        llama_env="HF_FILE",
+        metavar="FILE",
+        shell_complete=lambda ctx, param, incomplete: [],
+        help="This file of the repository, whatever its type.",
+    )
+
+
+def override_pre_option() -> Option:
+    return option(
+        "--override-pre",
+        panel="Model",
+        metavar="NAME",
+        help="Use this pre-tokenizer instead of the file's (tokenizer.ggml.pre).",
+    )
+
+
+def escape_option(panel: str, where: str) -> Option:
+    return option(
+        "-e",
+        "--escape/--no-escape",
+        panel=panel,
+        type=bool,
+        default=True,
+        help=rf"On by default: process \n \r \t \' \" \\ \xHH in {where}.",
+    )
+
+
+def json_option() -> Option:
+    return flag("as_json", "--json", panel="Output", help="Print one JSON object.")
+
+
+def preset_option() -> Option:
+    """`--preset`; it is eager, so that `preset_or_given` knows it."""
+    pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
+    return option(
+        "--preset",
+        panel="KV cache",
+        type=Choice(tuple(PRESETS), case_sensitive=False),
+        is_eager=True,
+        metavar="NAME",
+        help=f"The types of K and V by purpose: {pairs}. -ctk and -ctv win over it.",
+    )
+
+
+def context_option(n_ctx: int | None) -> Option:
+    """`-c`; `n_ctx` is the default, None for `LLM`'s choice."""
+    return option(
+        "n_ctx",
+        "-c",
+        "--ctx-size",
+        panel="KV cache",
+        llama_env="CTX_SIZE",
+        type=Whole(0),
+        default=n_ctx,
+        show_default=True,
+        metavar="N",
+        help="Tokens of context; 0 for all that the model was trained with."
+        + (" [default: the same, but at most 4096]" if n_ctx is None else ""),
+    )
+
+
+def compute_options(default_threads: str) -> list[click.Parameter]:
+    """The options for the place where a model runs and the tokens that it evaluates at a time."""
+    return [
+        option(
+            "-b",
+            "--batch-size",
+            panel="Model",
+            llama_env="BATCH",
+            type=Whole(1),
+            default=DEFAULT_LOGICAL_BATCH,
+            show_default=True,
+            metavar="N",
+            help="An upper bound on -ub, as in llama.cpp.",
+        ),
+        option(
+            "-ub",
+            "--ubatch-size",
+            panel="Model",
+            llama_env="UBATCH",
+            type=Whole(1),
+            default=DEFAULT_BATCH,
+            show_default=True,
+            metavar="N",
+            help="Most prompt tokens evaluated at a time.",
+        ),
+        option(
+            "-t",
+            "--threads",
+            panel="Model",
+            llama_env="THREADS",
+            type=Whole(-1, MAX_THREADS),
+            metavar="N",
+            help=f"CPU threads. [default: {default_threads}]",
+        ),
+        option(
+            "-tb",
+            "--threads-batch",
+            panel="Model",
+            type=Whole(-1, MAX_THREADS),
+            metavar="N",
+            help="CPU threads where several tokens are evaluated at once, as in prompts. "
+            "[default: as -t]",
+        ),
+        option(
+            "-dev",
+            "--device",
+            panel="Model",
+            type=Choice(DEVICES, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="NAME",
+            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a supported "
+            "GPU if there is one.",
+        ),
+    ]
+
+
+SIDES = {"cache_type_k": "-ctk", "cache_type_v": "-ctv"}
+"""Parameter -> the flag that a preset stands for."""
+
+
+def preset_or_given(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """The callback of `-ctk` and `-ctv`: the preset's type, unless one is named as near or nearer.
+
+    A preset on the command line so wins over a type in the configuration file, and a type on the
+    command line over every preset. `--preset` is eager, so it is known by now.
+    """
+    name = ctx.params.get("preset")
+    assert param.name is not None
+    if name is None or distance(ctx, param.name) <= distance(ctx, "preset"):
+        return value
+    preset = PRESETS[name]
+    return preset.type_k if param.name == "cache_type_k" else preset.type_v
+
+
+def preset_line(values: Mapping[str, Any], *, why: bool = False) -> str | None:
+    """A preset as the flags it means: "preset speed: -ctk q8_0 -ctv q4_0"; None without one.
+
+    A side on which another type was given is named with that type. If none was, `why` adds the
+    preset's reason.
+    """
+    name = values["preset"]
+    if name is None:
+        return None
+    wanted = {"cache_type_k": PRESETS[name].type_k, "cache_type_v": PRESETS[name].type_v}
+    kept = [f"{SIDES[side]} {wanted[side]}" for side in SIDES if values[side] == wanted[side]]
+    given = [f"{SIDES[side]} {values[side]}" for side in SIDES if values[side] != wanted[side]]
+    line = f"preset {name}: {' '.join(kept) or 'nothing'}"
+    if given:
+        return f"{line} (given: {' '.join(given)})"
+    return f"{line}; {PRESETS[name].reason}" if why else line
+
+
+def say_preset(values: Mapping[str, Any], *, why: bool = False) -> None:
+    """Print on stderr the flags of the preset, if there is one, as `preset_line` words them."""
+    if line := preset_line(values, why=why):
+        say(line)
