@@ -1,23 +1,43 @@
-"""Write the table of limits in docs/server-operation.md: `python docs/make_limits.py`."""
+"""Write the fields of requests and their limits into docs: `python docs/make_limits.py`.
+
+docs/server-operation.md has the table of limits, and docs/server-apis.md the numbers that say how
+tokens are drawn.
+"""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
+from localkv.sampling.params import NUMBERS
 from localkv.server.app import ENDPOINTS
 from localkv.server.limits import table
 
-PAGE = Path(__file__).with_name("server-operation.md")
-BETWEEN = re.compile(r"(?<=<!-- limits -->\n).*?(?=<!-- end of limits -->)", re.DOTALL)
+DOCS = Path(__file__).parent
 
 
-def page() -> str:
-    """The whole page, with the table as it is now."""
+def pages() -> dict[Path, str]:
+    """The pages with what these say now."""
     kinds = [endpoint.body_type for *_, endpoint in ENDPOINTS if hasattr(endpoint, "body_type")]
-    lines = table(dict.fromkeys(kinds))
-    return BETWEEN.sub(lambda _: "\n".join(["", *lines, "", ""]), PAGE.read_text())
+    limits = table(dict.fromkeys(kinds))
+    names = (number.aliases[0] if number.aliases else name for name, number in NUMBERS.items())
+    numbers = textwrap.wrap(", ".join(f"`{name}`" for name in names) + ".", 100)
+    return {
+        path: _with(path.read_text(), mark, lines)
+        for path, mark, lines in (
+            (DOCS / "server-operation.md", "limits", limits),
+            (DOCS / "server-apis.md", "sampling", numbers),
+        )
+    }
+
+
+def _with(text: str, mark: str, lines: list[str]) -> str:
+    """A page with lines between its marks."""
+    between = rf"(?<=<!-- {mark} -->\n).*?(?=<!-- end of {mark} -->)"
+    return re.sub(between, lambda _: "\n".join(["", *lines, "", ""]), text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

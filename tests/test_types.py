@@ -9,8 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from localkv.engine.api.options import SamplingOptions
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SamplingOptions, SamplingParams
 from support.paths import ROOT, TESTS
 
 CLIENT = TESTS / "data" / "typed_client.py"

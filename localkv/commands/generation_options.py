@@ -22,7 +22,7 @@ from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.loader.reasoning_tags import EFFORTS
 from localkv.option_names import unknown_name
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import NUMBERS, Number, SamplingParams
 from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
 
 _SAMPLING = "Sampling"
@@ -53,19 +53,19 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
     return int(token), float(amount) * (-1.0 if sign == "-" else 1.0)
 
 
-def _number(field: str, *names: str, help: str, llama_env: str | None = None) -> Option:
-    """The option of a numeric field; its range is checked by `SamplingParams`."""
-    default = getattr(_DEFAULTS, field)
+def _number(name: str, number: Number) -> Option:
+    """The option of a number; `SamplingParams` checks its range."""
+    default = getattr(_DEFAULTS, name)
     return option(
-        field,
-        *names,
+        name,
+        *number.flags,
         panel=_SAMPLING,
-        llama_env=llama_env,
+        llama_env=number.llama_env,
         type=type(default),
         default=default,
         show_default=True,
         metavar="N",
-        help=help,
+        help=number.help,
     )
 
 
@@ -82,37 +82,7 @@ def sampling_options() -> list[click.Parameter]:
             help="Of the random generator; -1 draws one, which --json and --stats show. "
             "[default: -1]",
         ),
-        _number("temperature", "--temp", "--temperature", help="0 takes the likeliest token."),
-        _number("top_k", "--top-k", llama_env="TOP_K", help="Keep the N likeliest, 0 for all."),
-        _number("top_p", "--top-p", help="Keep the likeliest that add up to N, 1 for all."),
-        _number("min_p", "--min-p", help="Keep those at least N times as likely as the likeliest."),
-        _number("typ_p", "--typical", "--typical-p", help="Locally typical sampling, 1 for off."),
-        _number(
-            "top_n_sigma",
-            "--top-nsigma",
-            "--top-n-sigma",
-            help="Keep logits within N standard deviations of the largest, -1 for off.",
-        ),
-        _number("xtc_probability", "--xtc-probability", help="How often XTC runs, 0 for off."),
-        _number("xtc_threshold", "--xtc-threshold", help="XTC drops all but one above this."),
-        _number("dynatemp_range", "--dynatemp-range", help="Temperature varies by N, 0 for off."),
-        _number("dynatemp_exponent", "--dynatemp-exp", help="Exponent of its entropy."),
-        _number(
-            "repeat_last_n",
-            "--repeat-last-n",
-            help="Tokens that the penalties look back on, -1 for the whole context.",
-        ),
-        _number("repeat_penalty", "--repeat-penalty", help="Divides repeated logits, 1 for off."),
-        _number("presence_penalty", "--presence-penalty", help="Off a repeated token's logit."),
-        _number("frequency_penalty", "--frequency-penalty", help="The same, per repetition."),
-        _number("dry_multiplier", "--dry-multiplier", help="DRY repetition penalty, 0 for off."),
-        _number("dry_base", "--dry-base", help="DRY grows by this with each repeated token."),
-        _number("dry_allowed_length", "--dry-allowed-length", help="Repetitions DRY lets pass."),
-        _number(
-            "dry_penalty_last_n",
-            "--dry-penalty-last-n",
-            help="Tokens that DRY looks back on, -1 for the whole context.",
-        ),
+        *(_number(name, number) for name, number in NUMBERS.items() if number.flags),
         option(
             "dry_sequence_breakers",
             "--dry-sequence-breaker",

@@ -1,4 +1,9 @@
-"""`SamplingParams`: how a request wants its tokens drawn."""
+"""`SamplingParams`: how a request wants its tokens drawn.
+
+Each number's field holds all that is known of it: default, range, and option. The options of the
+command line, the fields of the server's requests and answers with their limits, the chat's `/set`,
+and the documentation of these follow from the fields.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +11,73 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from typing import Any, NamedTuple, TypedDict
 
 from localkv.errors import UsageError
 from localkv.option_names import unknown_name
-from localkv.sampling.ranges import (
-    LEAST_TEMPERATURE,
-    LONGEST_BREAKER,
-    MOST_BIAS,
-    MOST_BREAKERS,
-    RANGES,
-)
 from localkv.sampling.table import SAMPLER_ORDER
+
+LEAST_TEMPERATURE = 1e-30
+"""The lowest temperature above 0."""
+MOST_BIAS = 1e30
+"""The most that a bias may add to a logit, or take off."""
+MOST_BREAKERS = 32
+"""Most sequence breakers of DRY."""
+LONGEST_BREAKER = 128
+"""Most characters of a breaker; its first 40 bytes count."""
+
+
+class Range(NamedTuple):
+    """The least and the most of a number, both included; integers for a whole number.
+
+    Within the ranges no sampler turns finite logits into infinity or NaN, in any order of the
+    chain: a float32 times or divided by a few of these stays far below 1e308.
+    """
+
+    least: Any
+    most: Any
+
+    def __str__(self) -> str:
+        """As in "from 0 to 1e+09"."""
+        ends = (f"{end:g}" if isinstance(end, float) else str(end) for end in self)
+        return "from " + " to ".join(ends)
+
+
+@dataclass(frozen=True)
+class Number:
+    """What is known of a number in `SamplingParams`, beside its name and default.
+
+    Attributes:
+        range: the values that it may have.
+        flags: spellings of its option on the command line; none if there is no option.
+        help: the text of its option.
+        llama_env: the part after `LLAMA_ARG_` of llama.cpp's variable.
+        aliases: its other names in requests; in answers it has the first one, which is
+            llama-server's.
+    """
+
+    range: Range
+    flags: tuple[str, ...] = ()
+    help: str = ""
+    llama_env: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+def _number(default: float | None, range: Range, *flags: str, **more: Any) -> Any:
+    """A field with a default, and the `Number` that describes it."""
+    return field(default=default, metadata={"number": Number(range, flags, **more)})
+
+
+_INT32 = 2**31 - 1
+_SCALE = Range(-1e30, 1e30)
+_SHARE = Range(0.0, 1.0)
+_LAST_N = Range(-1, _INT32)
+_COUNT = Range(0, _INT32)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn. Names, order and defaults are llama.cpp's (`common/common.h`).
+    """How the next token is drawn. Names and defaults are llama.cpp's (`common/common.h`).
 
     Attributes:
         seed: of the random generator; None or -1 draws one, which `Completion` reports.
@@ -47,26 +103,81 @@ class SamplingParams:
         UsageError: a value out of its range, or not a number.
     """
 
-    seed: int | None = None
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typ_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    min_keep: int = 0
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    seed: int | None = _number(None, Range(-1, 2**63 - 1))
+    temperature: float = _number(
+        0.8, _SCALE, "--temp", "--temperature", help="0 takes the likeliest token."
+    )
+    dynatemp_range: float = _number(
+        0.0, _SCALE, "--dynatemp-range", help="Temperature varies by N, 0 for off."
+    )
+    dynatemp_exponent: float = _number(
+        1.0, Range(0.0, 1e30), "--dynatemp-exp", help="Exponent of its entropy."
+    )
+    top_k: int = _number(
+        40,
+        Range(-(2**31), _INT32),
+        "--top-k",
+        llama_env="TOP_K",
+        help="Keep the N likeliest, 0 for all.",
+    )
+    top_p: float = _number(
+        0.95, _SHARE, "--top-p", help="Keep the likeliest that add up to N, 1 for all."
+    )
+    min_p: float = _number(
+        0.05, _SHARE, "--min-p", help="Keep those at least N times as likely as the likeliest."
+    )
+    top_n_sigma: float = _number(
+        -1.0,
+        _SCALE,
+        "--top-nsigma",
+        "--top-n-sigma",
+        help="Keep logits within N standard deviations of the largest, -1 for off.",
+    )
+    xtc_probability: float = _number(
+        0.0, _SHARE, "--xtc-probability", help="How often XTC runs, 0 for off."
+    )
+    xtc_threshold: float = _number(
+        0.1, _SHARE, "--xtc-threshold", help="XTC drops all but one above this."
+    )
+    typ_p: float = _number(
+        1.0,
+        _SHARE,
+        "--typical",
+        "--typical-p",
+        help="Locally typical sampling, 1 for off.",
+        aliases=("typical_p",),
+    )
+    repeat_last_n: int = _number(
+        64,
+        _LAST_N,
+        "--repeat-last-n",
+        help="Tokens that the penalties look back on, -1 for the whole context.",
+    )
+    repeat_penalty: float = _number(
+        1.0, Range(1e-6, 1e6), "--repeat-penalty", help="Divides repeated logits, 1 for off."
+    )
+    presence_penalty: float = _number(
+        0.0, _SCALE, "--presence-penalty", help="Off a repeated token's logit."
+    )
+    frequency_penalty: float = _number(
+        0.0, _SCALE, "--frequency-penalty", help="The same, per repetition."
+    )
+    dry_multiplier: float = _number(
+        0.0, _SCALE, "--dry-multiplier", help="DRY repetition penalty, 0 for off."
+    )
+    dry_base: float = _number(
+        1.75, Range(1.0, 1e30), "--dry-base", help="DRY grows by this with each repeated token."
+    )
+    dry_allowed_length: int = _number(
+        2, _COUNT, "--dry-allowed-length", help="Repetitions DRY lets pass."
+    )
+    dry_penalty_last_n: int = _number(
+        -1,
+        _LAST_N,
+        "--dry-penalty-last-n",
+        help="Tokens that DRY looks back on, -1 for the whole context.",
+    )
+    min_keep: int = _number(0, Range(0, 4096))
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: tuple[str, ...] = SAMPLER_ORDER
@@ -81,10 +192,10 @@ class SamplingParams:
 
         if self.seed is not None and not isinstance(self.seed, Integral):
             raise UsageError(f"seed must be a whole number, not {self.seed!r:.60}")
-        for name, range in RANGES.items():
+        for name, number in NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and not range.least <= value <= range.most:
-                raise UsageError(f"{name} must be {range}, not {shown(value)}")
+            if value is not None and not number.range.least <= value <= number.range.most:
+                raise UsageError(f"{name} must be {number.range}, not {shown(value)}")
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise UsageError(
                 f"temperature must be at least {LEAST_TEMPERATURE}, not {self.temperature}",
@@ -133,6 +244,43 @@ class SamplingParams:
                     f"dry_sequence_breakers: a text may have {LONGEST_BREAKER} characters, "
                     f"not {len(breaker)}"
                 )
+
+
+NUMBERS: dict[str, Number] = {
+    one.name: one.metadata["number"] for one in fields(SamplingParams) if "number" in one.metadata
+}
+"""The numbers among the fields, in their order."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments, for type checkers and editors.
+
+    A test compares them: no type can be made of a dataclass's fields.
+    """
+
+    seed: int | None
+    temperature: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_k: int
+    top_p: float
+    min_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    typ_p: float
+    repeat_last_n: int
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    min_keep: int
+    dry_sequence_breakers: tuple[str, ...]
+    logit_bias: Mapping[int, float]
+    samplers: tuple[str, ...]
 
 
 def shown(value: object) -> str:

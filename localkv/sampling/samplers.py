@@ -24,8 +24,7 @@ from localkv.sampling.candidates import (
     softmax,
     without,
 )
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.ranges import LEAST_TEMPERATURE
+from localkv.sampling.params import LEAST_TEMPERATURE, SamplingParams
 from localkv.sampling.state import SamplerState
 
 LEAST_POSITIVE = 5e-324

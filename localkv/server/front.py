@@ -13,8 +13,7 @@ import msgspec
 
 from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.ranges import RANGES
+from localkv.sampling.params import NUMBERS, SamplingParams
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.json_body import make_decoders
@@ -324,7 +323,7 @@ def with_seed(request: Submit, number: int) -> Submit:
     seed = request.params.seed
     if not number or seed is None or seed < 0:
         return request
-    seed = (seed + number) % (RANGES["seed"].most + 1)
+    seed = (seed + number) % (NUMBERS["seed"].range.most + 1)
     return msgspec.structs.replace(request, params=replace(request.params, seed=seed))
 
 

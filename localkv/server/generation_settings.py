@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import NUMBERS, SamplingParams
 
 RANDOM_SEED = 0xFFFFFFFF
 """What stands for a seed that is drawn."""
@@ -36,26 +36,14 @@ def generation_settings(
     known = params.seed if params.seed is not None and params.seed >= 0 else seed
     bias = {**params.logit_bias, **(dict.fromkeys(never, float("-inf")) if ignore_eos else {})}
     most = -1 if max_tokens is None else max_tokens
+    numbers = {
+        number.aliases[0] if number.aliases else name: getattr(params, name)
+        for name, number in NUMBERS.items()
+    }
+    numbers["seed"] = RANDOM_SEED if known is None else known
+    min_keep = numbers.pop("min_keep")
     return {
-        "seed": RANDOM_SEED if known is None else known,
-        "temperature": params.temperature,
-        "dynatemp_range": params.dynatemp_range,
-        "dynatemp_exponent": params.dynatemp_exponent,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "top_n_sigma": params.top_n_sigma,
-        "xtc_probability": params.xtc_probability,
-        "xtc_threshold": params.xtc_threshold,
-        "typical_p": params.typ_p,
-        "repeat_last_n": params.repeat_last_n,
-        "repeat_penalty": params.repeat_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "dry_multiplier": params.dry_multiplier,
-        "dry_base": params.dry_base,
-        "dry_allowed_length": params.dry_allowed_length,
-        "dry_penalty_last_n": params.dry_penalty_last_n,
+        **numbers,
         "dry_sequence_breakers": list(params.dry_sequence_breakers),
         "mirostat": 0,
         "adaptive_target": -1.0,
@@ -72,7 +60,7 @@ def generation_settings(
             for token, amount in bias.items()
         ],
         "n_probs": n_probs,
-        "min_keep": params.min_keep,
+        "min_keep": min_keep,
         "samplers": list(params.samplers),
         "timings_per_token": timings_per_token,
         "post_sampling_probs": post_sampling_probs,

@@ -10,43 +10,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, inspect
 
-from localkv.sampling.ranges import (
+from localkv.sampling.params import (
     LEAST_TEMPERATURE,
     LONGEST_BREAKER,
     MOST_BIAS,
     MOST_BREAKERS,
-    RANGES,
+    NUMBERS,
     Range,
 )
 from localkv.sampling.table import SAMPLER_ORDER
 from localkv.server.failures import RequestError
 
 
-def _range(name: str, kind: type[float] = float) -> Meta:
-    """A field's range in `SamplingParams`."""
-    least, most = RANGES[name]
-    return Meta(ge=kind(least), le=kind(most))
+def sampling(name: str) -> Any:
+    """The type of a number in `SamplingParams`, with its range."""
+    least, most = NUMBERS[name].range
+    return Annotated[type(least), Meta(ge=least, le=most)]
 
 
-Seed: TypeAlias = Annotated[int, _range("seed", int)]
-Temperature: TypeAlias = Annotated[float, _range("temperature")]
-DynatempRange: TypeAlias = Annotated[float, _range("dynatemp_range")]
-DynatempExponent: TypeAlias = Annotated[float, _range("dynatemp_exponent")]
-TopK: TypeAlias = Annotated[int, _range("top_k", int)]
-Share: TypeAlias = Annotated[float, _range("top_p")]
-TopNSigma: TypeAlias = Annotated[float, _range("top_n_sigma")]
-MinKeep: TypeAlias = Annotated[int, _range("min_keep", int)]
-LastN: TypeAlias = Annotated[int, _range("repeat_last_n", int)]
-RepeatPenalty: TypeAlias = Annotated[float, _range("repeat_penalty")]
-Penalty: TypeAlias = Annotated[float, _range("frequency_penalty")]
-DryMultiplier: TypeAlias = Annotated[float, _range("dry_multiplier")]
-DryBase: TypeAlias = Annotated[float, _range("dry_base")]
-DryAllowedLength: TypeAlias = Annotated[int, _range("dry_allowed_length", int)]
+if TYPE_CHECKING:
+    Seed: TypeAlias = int
+    Temperature: TypeAlias = float
+    TopK: TypeAlias = int
+    TopP: TypeAlias = float
+else:
+    Seed, Temperature = sampling("seed"), sampling("temperature")
+    TopK, TopP = sampling("top_k"), sampling("top_p")
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 100

@@ -4,57 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import SamplingParams, shown
-from localkv.sampling.ranges import MOST_BIAS
+from localkv.sampling.params import MOST_BIAS, NUMBERS, SamplingParams, shown
 from localkv.server import limits
 from localkv.server.failures import RequestError, unsupported
 
 BANNED = float("-inf")
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Names are OpenAI's and llama-server's; None is the default (`SamplingParams`)."""
+if TYPE_CHECKING:
 
-    seed: limits.Seed | None = None
-    temperature: limits.Temperature | None = None
-    dynatemp_range: limits.DynatempRange | None = None
-    dynatemp_exponent: limits.DynatempExponent | None = None
-    top_k: limits.TopK | None = None
-    top_p: limits.Share | None = None
-    min_p: limits.Share | None = None
-    typical_p: limits.Share | None = None
-    typ_p: limits.Share | None = None
-    top_n_sigma: limits.TopNSigma | None = None
-    xtc_probability: limits.Share | None = None
-    xtc_threshold: limits.Share | None = None
-    min_keep: limits.MinKeep | None = None
-    repeat_last_n: limits.LastN | None = None
-    repeat_penalty: limits.RepeatPenalty | None = None
-    frequency_penalty: limits.Penalty | None = None
-    presence_penalty: limits.Penalty | None = None
-    dry_multiplier: limits.DryMultiplier | None = None
-    dry_base: limits.DryBase | None = None
-    dry_allowed_length: limits.DryAllowedLength | None = None
-    dry_penalty_last_n: limits.LastN | None = None
+    class _Numbers(msgspec.Struct, kw_only=True):
+        """The numbers that the code of a dialect names."""
+
+        seed: limits.Seed | None = None
+        temperature: limits.Temperature | None = None
+        top_k: limits.TopK | None = None
+        top_p: limits.TopP | None = None
+else:
+    _Numbers = msgspec.defstruct(
+        "_Numbers",
+        [
+            (spelling, limits.sampling(name) | None, None)
+            for name, number in NUMBERS.items()
+            for spelling in (*number.aliases, name)
+        ],
+        kw_only=True,
+        module=__name__,
+    )
+
+
+class SamplingFields(_Numbers, kw_only=True):
+    """The numbers of `SamplingParams`, and what is spelled otherwise in requests.
+
+    Names are OpenAI's and llama-server's; None is the default.
+    """
+
     dry_sequence_breakers: limits.Breakers | None = None
     mirostat: limits.Int32 | None = None
     audit: bool | None = None
     samplers: limits.SamplerNames | limits.SamplerLetters | None = None
     logit_bias: limits.Biases | limits.BiasPairs | None = None
     ignore_eos: bool | None = None
-
-
-_SAME = tuple(
-    name
-    for name in SamplingFields.__struct_fields__
-    if name in SamplingParams.__dataclass_fields__
-    and name not in ("samplers", "logit_bias", "dry_sequence_breakers")
-)
 
 
 def sampling_params(
@@ -75,10 +70,11 @@ def sampling_params(
     if fields.audit:
         raise unsupported("audit", "use localkv complete --audit, or audit=True in Python")
     changes: dict[str, Any] = {
-        name: value for name in _SAME if (value := getattr(fields, name)) is not None
+        name: value
+        for name, number in NUMBERS.items()
+        for spelling in (name, *number.aliases)
+        if (value := getattr(fields, spelling)) is not None
     }
-    if fields.typical_p is not None:
-        changes["typ_p"] = fields.typical_p
     if fields.dry_sequence_breakers is not None:
         changes["dry_sequence_breakers"] = tuple(fields.dry_sequence_breakers)
     if fields.samplers is not None:

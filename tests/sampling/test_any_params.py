@@ -10,8 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import UsageError
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.ranges import LEAST_TEMPERATURE, MOST_BIAS, RANGES
+from localkv.sampling.params import LEAST_TEMPERATURE, MOST_BIAS, NUMBERS, SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.sampling.table import SAMPLER_ORDER
 
@@ -22,7 +21,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 def of(name: str) -> st.SearchStrategy[Any]:
     """Values of a parameter, often at the ends of its range."""
-    least, most = RANGES[name]
+    least, most = NUMBERS[name].range
     if isinstance(least, int):
         usual = st.integers(max(least, -2), min(most, 20))
         return st.sampled_from([least, most]) | usual
@@ -48,7 +47,7 @@ chains = st.lists(st.sampled_from(SAMPLER_ORDER), unique=True) | st.permutations
 @st.composite
 def accepted(draw: st.DrawFn) -> SamplingParams:
     """Accepted parameters, some at their defaults."""
-    names = draw(st.lists(st.sampled_from([*RANGES]), unique=True))
+    names = draw(st.lists(st.sampled_from([*NUMBERS]), unique=True))
     given = {name: draw(of(name)) for name in names}
     temperature = given.get("temperature", 1.0)
     if 0 < temperature < LEAST_TEMPERATURE:

@@ -6,38 +6,10 @@ from collections.abc import Mapping, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SamplingOptions, SamplingParams
 
 if TYPE_CHECKING:
     from localkv.structured.grammar import Grammar, Schema
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`, which describes them."""
-
-    seed: int | None
-    temperature: float
-    dynatemp_range: float
-    dynatemp_exponent: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typ_p: float
-    top_n_sigma: float
-    xtc_probability: float
-    xtc_threshold: float
-    min_keep: int
-    repeat_last_n: int
-    repeat_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    dry_sequence_breakers: tuple[str, ...]
-    logit_bias: Mapping[int, float]
-    samplers: tuple[str, ...]
 
 
 class PromptOptions(TypedDict, total=False):

@@ -83,7 +83,7 @@ class MessagesBody(CountBody, kw_only=True):
     stop_sequences: limits.Stops | None = None
     stream: bool | None = None
     temperature: limits.Temperature | None = None
-    top_p: limits.Share | None = None
+    top_p: limits.TopP | None = None
     top_k: limits.TopK | None = None
     seed: limits.Seed | None = None
 
