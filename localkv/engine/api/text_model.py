@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 
 from localkv.config import CacheConfig
 from localkv.engine.api.loaded_model import LoadedModel
-from localkv.engine.api.options import ChatOptions, SamplingOptions, StreamOptions
+from localkv.engine.api.options import ChatOptions, StreamOptions
 from localkv.engine.api.prompts import Prompt, Prompts, are_many, listed
 from localkv.engine.engine import Engine
 from localkv.engine.speculation.config import Speculation
@@ -25,7 +25,7 @@ from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
 from localkv.option_names import check_options, keywords
 from localkv.option_types import check_types
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SamplingOptions, SamplingParams
 
 if TYPE_CHECKING:
     from localkv.engine.audit.audit import Audit
