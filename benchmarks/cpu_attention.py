@@ -35,8 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, AttentionSpec, CacheGroup
 from localkv.bench.machine import bandwidth
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch, SegmentBatch

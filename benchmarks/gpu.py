@@ -281,7 +281,7 @@ class Attention:
 def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     import torch
 
-    from localkv.arch.mixer_spec import AttentionParams
+    from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
     from localkv.cache.uniform_cache import uniform_cache
     from localkv.formats import TOKEN_FORMATS

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec, Mixer
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Draw
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache

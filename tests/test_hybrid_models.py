@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import DeltaNetSpec
+from localkv.arch.spec import DeltaNetSpec
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine

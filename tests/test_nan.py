@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import attention
 from localkv.kernels.reference.attention import attention_reference

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import XieluParams
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import ModelSpec, XieluParams
 from localkv.errors import ModelFileError
 
 
 def _xielu(facts: Facts) -> list[XieluParams]:
-    """Of each layer, from keys without the architecture's name.
+    """Each layer's parameters, from keys without the architecture's name.
 
     Raises:
         ModelFileError: a key is missing, or has values for another number of layers.

@@ -10,11 +10,8 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import expert_width, experts
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.mixtures import leading_dense, with_dense
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, MoeSpec, NormSpec
 from localkv.arch.windows import layers_with_windows, window_rope, windows
 
 PLUS_LAYERS = 64

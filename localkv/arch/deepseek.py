@@ -11,11 +11,15 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MoeSpec
-from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec, Temperature
 from localkv.arch.mixtures import leading_dense, with_dense
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    LatentAttentionSpec,
+    ModelSpec,
+    MoeSpec,
+    RopeSpec,
+    Temperature,
+)
 from localkv.errors import ModelFileError
 
 GLM_FLASH_LAYERS, GLM_FLASH_VOCABULARY = (47, 48), 154_880
@@ -30,7 +34,7 @@ def deepseek2(facts: Facts) -> ModelSpec:
 
 
 def mistral4(facts: Facts) -> ModelSpec:
-    """The same graph; YaRN's magnitude is its own over that of all channels."""
+    """DeepSeek's graph; YaRN's magnitude is its own divided by the one of all channels."""
     return _model(facts, mscale_follows=False)
 
 
@@ -43,7 +47,7 @@ def _model(facts: Facts, *, mscale_follows: bool) -> ModelSpec:
 
 
 def _attention(facts: Facts, rope: RopeSpec, mscale: float = 1.0) -> LatentAttentionSpec:
-    """Of the sizes in the file, which older ones give as those of whole keys and values."""
+    """Attention of the file's sizes; older files give the sizes of whole keys and values."""
     absorbed = facts.has("attention.key_length_mla")
     suffix = "_mla" if absorbed else ""
     key_dim = facts.integer(f"attention.key_length{suffix}")

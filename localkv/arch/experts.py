@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import Gating, MlpSpec, MoeSpec
+from localkv.arch.spec import Gating, MlpSpec, MoeSpec
 from localkv.errors import ModelFileError
 
 GATINGS: dict[int, Gating] = {
@@ -39,7 +39,7 @@ def experts(
         renormalise: see `MoeSpec`; None if the file says it, and no otherwise.
         scaled: the architecture takes a factor on the weights.
         n_used: how many a token uses, if that is not the same in all layers.
-        n_ff: width of an expert, if it is not that of the keys.
+        n_ff: width of an expert, if it is not the one in the keys.
         changes: other fields of `MoeSpec`.
 
     Raises:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import NormSpec, RopeSpec
 from localkv.errors import ModelFileError
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -102,7 +101,7 @@ class Facts:
 
     @property
     def n_prediction_layers(self) -> int:
-        """Blocks behind the layers that predict further tokens (multi-token prediction)."""
+        """Blocks after the layers that predict further tokens (multi-token prediction)."""
         return self.integer("nextn_predict_layers", 0)
 
     @property
@@ -221,7 +220,7 @@ class Facts:
         return SHORT_FACTORS if by_length else ""
 
     def turns_sections(self) -> bool:
-        """Whether positions are those of text, height and width (M-RoPE).
+        """Whether RoPE has sections for text, height and width (M-RoPE).
 
         Text has the same position in all three, so that RoPE's pairs turn as without sections: they
         are (i, i + n_dims / 2). Pairs of a fourth section would not turn.

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionParams, AttentionSpec, ModelSpec
 from localkv.arch.windows import layers_with_windows, window_rope, windows
 
 GEMMA2_PERIOD, GEMMA3_PERIOD = 2, 6

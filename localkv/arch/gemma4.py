@@ -13,12 +13,19 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import ROPE_FREQS, Facts
-from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.shared_kv import ignored_tensors, sharing_kv
-from localkv.arch.spec import LayerSpec, ModelSpec
-from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
+from localkv.arch.spec import (
+    AltUpSpec,
+    AttentionParams,
+    AttentionSpec,
+    Ffn,
+    LaurelSpec,
+    LayerSpec,
+    MlpAndMoeSpec,
+    MlpSpec,
+    ModelSpec,
+    PerLayerInputSpec,
+    RopeSpec,
+)
 from localkv.arch.windows import windows
 from localkv.errors import ModelFileError
 
@@ -29,7 +36,7 @@ PERIOD = 5
 LAYERS_WITH_KV = 20
 SPARSE_LAYERS = 10
 SPARSITY = 1.6448536
-"""Of a normal distribution's values 5 % lie more than as many deviations above the mean."""
+"""5 % of a normal distribution's values lie more than this many deviations above the mean."""
 PER_LAYER_WIDTH = 256
 LAUREL_RANK = 64
 STREAMS = 4
@@ -37,7 +44,10 @@ SOFTCAP = 30.0
 
 
 def _attention(facts: Facts, layer: int, window: int, suffix: str = "") -> AttentionSpec:
-    """Of a layer that sees `window` tokens, or all; keys of its heads' size end with `suffix`.
+    """Attention of a layer that sees `window` tokens, or all.
+
+    Args:
+        suffix: the end of the keys that give its heads' size.
 
     Raises:
         ModelFileError: a size makes no sense.
@@ -65,7 +75,7 @@ def _attention(facts: Facts, layer: int, window: int, suffix: str = "") -> Atten
 
 
 def _window_rope(facts: Facts, head_dim: int, suffix: str) -> RopeSpec:
-    """Without scaling, by a base of its own."""
+    """RoPE of a layer with a window: no scaling, and a base of its own."""
     n_dims = facts.integer(f"rope.dimension_count{suffix}", head_dim)
     if n_dims > head_dim or n_dims % 2:
         raise ModelFileError(f"RoPE can't rotate {n_dims} channels of a head of {head_dim}")
@@ -100,8 +110,47 @@ def _model(
         layers,
         embedding_scale=math.sqrt(facts.n_embd),
         logit_softcap=facts.number("final_logit_softcapping", softcap),
-        ignored_tensors=ignored_tensors(layers),
+        ignored_tensors=_ignored_tensors(layers),
         altup=altup,
+    )
+
+
+def _sharing_kv(own: Sequence[AttentionSpec], n_shared: int) -> list[AttentionSpec]:
+    """The layers' attention; the last `n_shared` read the last K and V whose layer sees as far.
+
+    Args:
+        own: of each layer, as if it had K and V.
+
+    Raises:
+        ModelFileError: there is no such layer, or its heads are of another number or size.
+    """
+    n_own = len(own) - n_shared
+    if n_own < 1:
+        raise ModelFileError(f"{n_shared} of {len(own)} layers can't share K and V of those before")
+    last = {spec.params.window: i for i, spec in enumerate(own[:n_own])}
+    layers = list(own[:n_own])
+    for i, spec in enumerate(own[n_own:], n_own):
+        if (source := last.get(spec.params.window)) is None:
+            raise ModelFileError(
+                f"layer {i} is to share K and V, but no layer that has them sees as far"
+            )
+        heads = [(layer.n_kv_heads, layer.key_dim) for layer in (own[source], spec)]
+        if heads[0] != heads[1]:
+            raise ModelFileError(
+                f"layer {i} is to share K and V of layer {source}, but has {spec.n_kv_heads} KV "
+                f"heads of {spec.key_dim}, not {own[source].n_kv_heads} of {own[source].key_dim}"
+            )
+        layers.append(replace(spec, kv_from=source, value_from_key=False))
+    return layers
+
+
+def _ignored_tensors(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
+    """Beginnings of names of tensors that a file may have for layers that share K and V."""
+    return tuple(
+        f"blk.{i}.{name}."
+        for i, layer in enumerate(layers)
+        if layer.attention.kv_from is not None
+        for name in ("attn_k", "attn_v", "attn_k_norm")
     )
 
 
@@ -115,7 +164,7 @@ def gemma4(facts: Facts) -> ModelSpec:
     n_shared = facts.integer("attention.shared_kv_layers", 0)
     width = facts.integer("embedding_length_per_layer_input")
     layers = []
-    for i, attention in enumerate(sharing_kv(own, n_shared)):
+    for i, attention in enumerate(_sharing_kv(own, n_shared)):
         layer = _layer(facts, attention, _ffn(facts, i), width)
         scale = "layer_output_scale"
         has_scale = f"blk.{i}.{scale}.weight" in facts.shapes
@@ -174,7 +223,7 @@ def gemma3n(facts: Facts) -> ModelSpec:
             _layer(facts, attention, replace(mlp, sparsity=sparsity), width),
             laurel=laurel,
         )
-        for attention, sparsity in zip(sharing_kv(own, n_shared), _sparsities(facts), strict=True)
+        for attention, sparsity in zip(_sharing_kv(own, n_shared), _sparsities(facts), strict=True)
     ]
     n_streams = facts.integer("altup.num_inputs", STREAMS)
     altup = AltUpSpec(n_streams, facts.rms_norm("altup_router_norm"))
@@ -182,7 +231,7 @@ def gemma3n(facts: Facts) -> ModelSpec:
 
 
 def _sparsities(facts: Facts) -> list[float]:
-    """Of each layer's block; see `MlpSpec.sparsity`. Files give minus infinity for dense blocks."""
+    """Each layer's `MlpSpec.sparsity`. Files give minus infinity for dense blocks."""
     key, n_layers = facts.key("activation_sparsity_scale"), facts.n_layers
     if facts.keys.get(key) is None:
         return [SPARSITY if i < SPARSE_LAYERS else 0.0 for i in range(n_layers)]

@@ -11,8 +11,7 @@ from typing import Any
 from localkv.arch import plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionParams, AttentionSpec, LayerSpec, ModelSpec
 from localkv.arch.windows import windows, with_window
 
 ROPE_PATTERN = "attention.rope_pattern"

@@ -9,9 +9,7 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, MlpSpec, ModelSpec
 
 
 def attention(facts: Facts) -> AttentionSpec:

@@ -11,14 +11,12 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import dense, experts
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec, ShortConvSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, ShortConvSpec
 from localkv.errors import ModelFileError
 
 
 def _mixers(facts: Facts) -> list[AttentionSpec | ShortConvSpec]:
-    """Of each layer; those without KV heads are convolutions."""
+    """Each layer's mixer; layers without KV heads are convolutions."""
     conv = ShortConvSpec(facts.n_embd, facts.integer("shortconv.l_cache"))
     window = facts.integer("attention.sliding_window", 0)
 
@@ -46,7 +44,7 @@ def lfm2(facts: Facts) -> ModelSpec:
 
 
 def lfm2moe(facts: Facts) -> ModelSpec:
-    """Experts chosen by a sigmoid and a bias, behind some dense layers."""
+    """Experts chosen by a sigmoid and a bias, after some dense layers."""
     moe = experts(facts, gating=None, scaled=True, selection_bias=True)
     n_dense = facts.integer("leading_dense_block_count", 0)
     ffns = [dense(facts) if i < n_dense else moe for i in range(facts.n_layers)]

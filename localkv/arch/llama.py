@@ -10,9 +10,7 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
-from localkv.arch.mixer_spec import Temperature
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import ModelSpec, RopeSpec, Temperature
 from localkv.errors import ModelFileError
 
 UNROTATED_INTERVAL = 4

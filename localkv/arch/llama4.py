@@ -10,10 +10,8 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import expert_width, experts
 from localkv.arch.facts import Facts
-from localkv.arch.mixer_spec import AttentionSpec, Temperature
 from localkv.arch.mixtures import leading_dense, with_dense
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, Temperature
 from localkv.arch.windows import window_rope, windows
 
 PERIOD = 4

@@ -11,10 +11,16 @@ from dataclasses import replace
 from localkv.arch import granite, plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec, Mamba2Spec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    LayerSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+)
 from localkv.errors import ModelFileError
 
 

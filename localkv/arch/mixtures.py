@@ -13,16 +13,15 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
 from localkv.arch.facts import Facts
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
 from localkv.arch.windows import layers_with_windows, windows
 
 MELLUM_PERIOD = 4
 
 
 def leading_dense(facts: Facts, *, step: int = 1) -> list[bool]:
-    """Of each layer, whether it is dense: all before `leading_dense_block_count`, and behind them
-    all but the last of each `step`."""
+    """Whether each layer is dense: all before `leading_dense_block_count`, and from there on all
+    but the last of each `step`."""
     n_lead = facts.integer("leading_dense_block_count", 0)
     return [i < n_lead or (i + 1) % step != 0 for i in range(facts.n_layers)]
 

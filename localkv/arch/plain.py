@@ -8,9 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import Activation, Ffn, MlpSpec
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec, Mixer
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import (
+    Activation,
+    AttentionParams,
+    AttentionSpec,
+    Ffn,
+    LayerSpec,
+    Mixer,
+    MlpSpec,
+    ModelSpec,
+)
 from localkv.errors import ModelFileError
 
 UNKNOWN_TO_ALL = ("attention.clamp_kqv", "attention.max_alibi_bias")

@@ -7,9 +7,7 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec
 
 
 def _model(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> ModelSpec:

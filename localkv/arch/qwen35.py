@@ -10,10 +10,7 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import expert_width, experts
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import DeltaNetSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec
 from localkv.errors import ModelFileError
 
 INTERVAL = 4
@@ -21,7 +18,7 @@ INTERVAL = 4
 
 
 def recurrent_layers(facts: Facts) -> tuple[bool, ...]:
-    """Of each layer, whether it is recurrent."""
+    """Whether each layer is recurrent."""
     if facts.has("attention.recurrent_layers"):
         return facts.flags_per_layer("attention.recurrent_layers")
     interval = facts.integer("full_attention_interval", INTERVAL)
@@ -63,7 +60,7 @@ def _model(facts: Facts, ffn: MlpSpec | MoeSpec, *, heads_in_turn: bool) -> Mode
 
 
 def _experts(facts: Facts) -> MoeSpec:
-    """With a shared one, gated by a sigmoid."""
+    """Routed experts, and a shared one that is gated by a sigmoid."""
     n_shared = facts.integer("expert_shared_feed_forward_length", expert_width(facts))
     return experts(facts, n_ff_shared=n_shared, shared_gated=True)
 

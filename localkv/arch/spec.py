@@ -3,26 +3,507 @@
 The files of the families (`arch/llama.py`, ...) make these of a file's metadata. Everything above
 reads them and knows no architecture's name: the forward pass, the loader, the backends, the cache
 and the memory plan. Nothing here computes, and nothing imports an array library.
+
+The order is from the small to the whole: norms and RoPE, mixers, feed-forward blocks, what a layer
+does to the residual stream beyond these, then a layer, and a model.
+
+A mixer is the part of a layer in which a token reads those before it. Attention keeps rows of K and
+V of each token (`cache/kv_cache.py`), a recurrent mixer a state of constant size for each sequence
+(`cache/recurrent_state.py`). A feed-forward block works on each token by itself.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Literal
 
-from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import (
-    AttentionSpec,
-    DeltaNetSpec,
-    LatentAttentionSpec,
-    Mamba2Spec,
-    Mixer,
-    ShortConvSpec,
-)
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.state_spec import LayerState
-from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm of rows.
+
+    Attributes:
+        tensor: the tensor of a layer or of the model whose `.weight` (and `.bias`, if it has one)
+            it uses; empty for a norm without weights.
+        kind: "rms" (Zhang & Sennrich 2019) or "layer" (Ba et al. 2016), which takes the mean off.
+        eps: added to the mean square or the variance.
+        span: the values of q or k that are normed together, and the weight's shape: each "head"
+            by one weight [channels], each of the "heads" by its own [heads, channels], or the
+            whole "row" of all heads by a weight [heads * channels].
+    """
+
+    tensor: str
+    kind: Literal["rms", "layer"]
+    eps: float
+    span: Literal["head", "heads", "row"] = "head"
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding, as `<arch>.rope.*` of a GGUF file describes it.
+
+    Attributes:
+        n_dims: leading channels of a head that are rotated; the others pass through.
+        theta: base of the frequencies, `theta ** (-2 i / n_dims)`.
+        interleaved: channel pairs are (2i, 2i+1), ggml's NORM; otherwise (i, i + n_dims / 2),
+            ggml's NEOX.
+        divisors: the tensor that divides the frequencies (`rope_freqs.weight` of Llama 3.1), or
+            empty.
+        long_divisors: the tensor that does so in a context of more tokens than
+            `original_context_length` (LongRoPE, Ding et al. 2024), or empty.
+        scaling: "none", "linear" or "yarn".
+        factor: how many times the original context the scaled one is.
+        original_context_length: context length before scaling (YaRN's correction range).
+        magnitude: factor on cos and sin; 1 except with YaRN (llama.cpp: `rope_attn_factor` times
+            YaRN's mscale).
+        yarn_ext_factor, yarn_beta_fast, yarn_beta_slow: YaRN's ramp (Peng et al. 2023,
+            section 3.2).
+    """
+
+    n_dims: int
+    theta: float = 10000.0
+    interleaved: bool = True
+    divisors: str = ""
+    long_divisors: str = ""
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context_length: int = 0
+    magnitude: float = 1.0
+    yarn_ext_factor: float = 0.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+
+    def divisors_in(self, n_ctx: int) -> str:
+        """The tensor that divides the frequencies in a context of `n_ctx` tokens, or empty.
+
+        It is chosen once for a context, so that all keys of a cache are rotated alike.
+        """
+        if self.long_divisors and n_ctx > self.original_context_length:
+            return self.long_divisors
+        return self.divisors
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """What one recurrent layer remembers of one sequence so far, in float32.
+
+    Attributes:
+        n_rows, n_channels: the last rows that a convolution read, one fewer than it sees.
+        memory: heads, rows and columns of the matrix that each head keeps; empty where a layer has
+            nothing but a convolution.
+    """
+
+    n_rows: int
+    n_channels: int
+    memory: tuple[int, int, int] | tuple[()] = ()
+
+    @property
+    def n_floats(self) -> tuple[int, int]:
+        """Floats of the rows, and of the memory."""
+        return self.n_rows * self.n_channels, math.prod(self.memory) if self.memory else 0
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """Which layer of a model has which state."""
+
+    layer: int
+    state: StateSpec
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """What attention of one layer does in addition to softmax(q . k) v.
+
+    Attributes:
+        softmax_scale: what q . k is multiplied with to become a logit.
+        window: how many of the latest positions a token sees, itself included; 0 is all.
+        softcap: cap * tanh(logit / cap) takes the logit's place, as in Gemma 2; 0 is no cap.
+        chunk: a token sees from the last multiple of it on (Llama 4); 0 is no chunk.
+
+    Raises:
+        ValueError: one is negative, or there are both a window and a chunk.
+    """
+
+    softmax_scale: float
+    window: int = 0
+    softcap: float = 0.0
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.softcap < 0 or self.chunk < 0:
+            raise ValueError(f"neither window, softcap nor chunk can be negative: {self}")
+        if self.window and self.chunk:
+            raise ValueError(f"a layer has a window or a chunk, not both: {self}")
+
+    def first_visible(self, position: Any) -> Any:
+        """The first position that the token at `position` sees, if it is not before 0; `position`
+        is a number or an array of any kind."""
+        return first_visible(position, self.window, self.chunk)
+
+
+def first_visible(position: Any, window: int, chunk: int) -> Any:
+    """See `AttentionParams.first_visible`."""
+    if window:
+        return position - (window - 1)
+    return position // chunk * chunk if chunk else position * 0
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """q grows with its position, by log(floor((position + offset) / length) + 1) * scale + 1
+    (llama.cpp's `llm_graph_input_attn_temp`)."""
+
+    scale: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Attention of grouped queries.
+
+    Attributes:
+        n_heads, n_kv_heads: heads of q, and of K and V; the one is a multiple of the other.
+        key_dim, value_dim: channels of a head of q and K, and of a head of V.
+        params: scale, window and softcap.
+        rope: how q and k are rotated, or None.
+        temperature: how q grows with its position, or None.
+        qkv_bias: q, k and v must have biases; elsewhere a file may have them.
+        q_norm, k_norm: norms of q and k, or None.
+        norms_after_rope: they come after RoPE, not before it.
+        v_norm: of each head of V, or None.
+        sinks: the tensor with a logit for each head that joins the softmax without a value
+            (Xiao et al. 2023; gpt-oss), or None.
+        gated: `attn_q` has two parts for each head, q and a gate; attention's output is multiplied
+            by sigmoid(gate) (Qwen3-Next).
+        value_from_key: there is no `attn_v`: V is K before its norm and RoPE.
+        kv_from: the layer whose K and V it reads, None for its own; then it has no
+            `attn_k` and `attn_v` and stores nothing.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    key_dim: int
+    value_dim: int
+    params: AttentionParams
+    rope: RopeSpec | None = None
+    temperature: Temperature | None = None
+    qkv_bias: bool = False
+    q_norm: NormSpec | None = None
+    k_norm: NormSpec | None = None
+    norms_after_rope: bool = False
+    v_norm: NormSpec | None = None
+    sinks: str | None = None
+    gated: bool = False
+    value_from_key: bool = False
+    kv_from: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Values per token of its output, before the output matrix."""
+        return self.n_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Attention whose K and V are one latent row for all heads (DeepSeek-V2, arXiv:2405.04434).
+
+    The cache's row is the normed latent [latent_dim] and a rotated key [rope_dim]; V is the latent.
+
+    Attributes:
+        n_heads: heads of q.
+        latent_dim, rope_dim: channels of a row's two parts.
+        nope_dim, value_dim: channels of a head's key without RoPE, and of its value.
+        q_lora_rank: width of the latent of q, 0 if q is projected at once.
+        params: scale and softcap.
+        rope: how the rotated part is rotated, or None.
+        latent_norm, q_latent_norm: of the latents; the latter is None without a latent of q.
+        temperature: how q grows with its position, or None.
+    """
+
+    n_heads: int
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    q_lora_rank: int
+    params: AttentionParams
+    rope: RopeSpec | None
+    latent_norm: NormSpec
+    q_latent_norm: NormSpec | None = None
+    temperature: Temperature | None = None
+
+    @property
+    def width(self) -> int:
+        """Values per token of its output, before the output matrix."""
+        return self.n_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """Gated delta rule (Yang et al. 2024, arXiv:2412.06464), after a short convolution.
+
+    Attributes:
+        n_key_heads, n_value_heads: the one divides the other.
+        head_dim: channels of a head of q, k and v; the state of a head is head_dim x head_dim.
+        conv_kernel: tokens that the convolution of q, k and v sees.
+        norm: of each head of the output.
+        heads_in_turn: value head h uses key head h mod `n_key_heads`; else h div (`n_value_heads` /
+            `n_key_heads`).
+    """
+
+    n_key_heads: int
+    n_value_heads: int
+    head_dim: int
+    conv_kernel: int
+    norm: NormSpec
+    heads_in_turn: bool
+
+    @property
+    def width(self) -> int:
+        """Values per token of its output, before the output matrix."""
+        return self.n_value_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of q, k and v, in this order."""
+        return (2 * self.n_key_heads + self.n_value_heads) * self.head_dim
+
+    @property
+    def state(self) -> StateSpec:
+        """A memory's rows are channels of k, its columns channels of v."""
+        memory = (self.n_value_heads, self.head_dim, self.head_dim)
+        return StateSpec(self.conv_kernel - 1, self.conv_channels, memory)
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated convolution over the last few tokens (LFM2), `width` channels, `kernel` tokens."""
+
+    width: int
+    kernel: int
+
+    @property
+    def state(self) -> StateSpec:
+        """Rows of what is convolved."""
+        return StateSpec(self.kernel - 1, self.width)
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """State-space duality (Dao & Gu 2024, arXiv:2405.21060), after a short convolution.
+
+    Attributes:
+        n_heads, head_dim: of x; `n_heads * head_dim` is the inner width.
+        state_dim: the state of a head is head_dim x state_dim.
+        n_groups: heads of B and C.
+        conv_kernel: tokens that the convolution of x, B and C sees.
+        norm: of each group of the gated output, or None.
+    """
+
+    n_heads: int
+    head_dim: int
+    state_dim: int
+    n_groups: int
+    conv_kernel: int
+    norm: NormSpec | None
+
+    @property
+    def width(self) -> int:
+        """Values per token of its output, before the output matrix."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of x, B and C, in this order."""
+        return self.width + 2 * self.n_groups * self.state_dim
+
+    @property
+    def state(self) -> StateSpec:
+        """A memory's rows are channels of B, its columns channels of x."""
+        memory = (self.n_heads, self.state_dim, self.head_dim)
+        return StateSpec(self.conv_kernel - 1, self.conv_channels, memory)
+
+
+RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec
+Mixer = AttentionSpec | LatentAttentionSpec | RecurrentSpec
+
+
+Activation = Literal["silu", "gelu", "relu", "relu2", "xielu", "swiglu_oai"]
+"""GELU is its tanh form (Hendrycks & Gimpel 2016); "relu2" is relu(x)^2 (So et al. 2021); "xielu"
+(Huang & Schlag 2024) has parameters for each layer; "swiglu_oai" is gpt-oss's clamped
+x sigmoid(1.702 x) (up + 1), which exists only gated."""
+
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus"]
+"""How the router's logits become the experts' shares; see `MoeSpec.gating`."""
+
+
+@dataclass(frozen=True)
+class XieluParams:
+    """Expanded integral of ELU (Huang & Schlag 2024, arXiv:2411.13010), with
+    alpha_p = softplus(`alpha_p`) and alpha_n = beta + softplus(`alpha_n`):
+
+    alpha_p x^2 + beta x for x > 0, else alpha_n (expm1(min(x, eps)) - x) + beta x.
+    """
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """A feed-forward block: down(activation(gate(x)) * up(x)), `n_ff` wide.
+
+    Attributes:
+        gated: there is a gate; else down(activation(up(x))).
+        xielu: parameters of that activation, None with others.
+        sparsity: the gate's values are diminished by their mean and this many standard deviations
+            per token, and those that are negative then become 0, before the activation (Gemma 3n);
+            0 leaves them.
+    """
+
+    n_ff: int
+    activation: Activation = "silu"
+    gated: bool = True
+    xielu: XieluParams | None = None
+    sparsity: float = 0.0
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """Routed experts (llama.cpp's `build_moe_ffn`).
+
+    Attributes:
+        n_experts, n_experts_used: how many there are, and how many each token is sent to.
+        n_ff: hidden width of one expert.
+        n_ff_shared: hidden width of the shared expert, 0 if there is none.
+        renormalise: the selected experts' weights are divided by their sum.
+        gating: what makes shares of the router's logits: the "softmax" over all experts, the
+            "sigmoid" of each, the "softmax_of_chosen" experts, which are chosen by their logits, or
+            the "sqrt_softplus" of each.
+        selection_bias: `exp_probs_b.bias` is added to the shares for the choice only.
+        n_groups, n_groups_used: experts are chosen from the best groups, each rated by the sum of
+            its two best experts; 1 is no groups.
+        weights_scale: factor on the weights.
+        shared_scale: factor on the shared expert's output.
+        shared_gated: the shared expert's output is multiplied by a sigmoid of the token.
+        activation: of the experts, and of the shared one.
+        gated: experts have a gate, as the shared one.
+        biased: router and experts must have biases; elsewhere a file may have them.
+        router_reads_input: the router reads the layer's input, before any norm (SmallThinker).
+        weighs_input: an expert's weight multiplies what it reads, not what it gives (Llama 4).
+        router_norm: of what the router reads, by weights `<tensor>.scale` / sqrt(n_embd), or None
+            (Gemma 4).
+    """
+
+    n_experts: int
+    n_experts_used: int
+    n_ff: int
+    n_ff_shared: int = 0
+    renormalise: bool = True
+    gating: Gating = "softmax"
+    selection_bias: bool = False
+    n_groups: int = 1
+    n_groups_used: int = 1
+    weights_scale: float = 1.0
+    shared_scale: float = 1.0
+    shared_gated: bool = False
+    activation: Activation = "silu"
+    gated: bool = True
+    biased: bool = False
+    router_reads_input: bool = False
+    weighs_input: bool = False
+    router_norm: NormSpec | None = None
+
+    @property
+    def expert(self) -> MlpSpec:
+        """The block that each expert is."""
+        return MlpSpec(self.n_ff, self.activation, self.gated)
+
+    @property
+    def shared(self) -> MlpSpec:
+        """The block that the shared expert is."""
+        return MlpSpec(self.n_ff_shared, self.activation, self.gated)
+
+
+@dataclass(frozen=True)
+class MlpAndMoeSpec:
+    """A dense block and routed experts side by side (Gemma 4).
+
+    Attributes:
+        mlp, moe: both read the block's input.
+        post_mlp_norm, post_moe_norm: of what each gives, before they are added.
+        moe_norm: of what the experts read, which is not the layer's `ffn_norm`.
+    """
+
+    mlp: MlpSpec
+    moe: MoeSpec
+    post_mlp_norm: NormSpec
+    post_moe_norm: NormSpec
+    moe_norm: NormSpec
+
+
+Ffn = MlpSpec | MoeSpec | MlpAndMoeSpec
+
+
+PER_LAYER_ROWS = "per_layer_token_embd.weight"
+"""This tensor may be a model's largest; only the rows of tokens are read, by the host."""
+
+
+@dataclass(frozen=True)
+class PerLayerInputSpec:
+    """Each layer has an embedding of its own, whose row it reads after its feed-forward block.
+
+    After llama.cpp's `src/models/gemma3n.cpp`; x0 is the scaled embedding, t a token, D its width.
+
+    e = (norm(per_layer_model_proj x0 / sqrt(D)) + sqrt(P) per_layer_token_embd[t]) / sqrt(2), P
+    values for each layer; a layer adds post_norm(proj (gelu(inp_gate x) * e)).
+
+    Attributes:
+        width: P.
+        norm: the model's `per_layer_proj_norm`, of P values.
+        post_norm: the layer's.
+    """
+
+    width: int
+    norm: NormSpec
+    post_norm: NormSpec
+
+
+@dataclass(frozen=True)
+class LaurelSpec:
+    """A learned residual of low rank beside attention (Menghani et al. 2024, arXiv:2411.07501).
+
+    n is the mixer's normed input: n + norm(laurel_r laurel_l n) joins the sum after the mixer,
+    which is divided by sqrt(2).
+
+    Attributes:
+        rank: rows of `laurel_l`.
+        norm: `laurel_post_norm`.
+    """
+
+    rank: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True)
+class AltUpSpec:
+    """Alternating updates of several residual streams (Baykal et al. 2023, arXiv:2301.13310).
+
+    A layer works on the first stream as predicted from all, and corrects all by what it did.
+
+    Attributes:
+        n_streams: how many there are.
+        router_norm: norm of what each layer's router reads.
+    """
+
+    n_streams: int
+    router_norm: NormSpec
 
 
 @dataclass(frozen=True)
@@ -38,7 +519,7 @@ class LayerSpec:
         parallel: the feed-forward block reads the layer's input, as the mixer does, not the sum.
         residual_scale: factor on what each block adds.
         output_scale: the tensor [1] with a factor on the layer's output, or None.
-        per_layer_input: added behind the feed-forward block, or None.
+        per_layer_input: added after the feed-forward block, or None.
         laurel: beside the mixer, or None.
     """
 
@@ -125,7 +606,7 @@ class ModelSpec:
         logit_scale: factor on the logits.
         logit_softcap: cap * tanh(logit / cap) takes their place; 0 is no cap.
         ignored_tensors: what names of tensors begin with that the file may have and text does not
-            need, as those of blocks that predict further tokens.
+            need, such as blocks that predict further tokens.
         altup: there are several residual streams, or None.
     """
 
@@ -162,7 +643,7 @@ class ModelSpec:
 
     @cached_property
     def states(self) -> tuple[LayerState, ...]:
-        """Of the recurrent layers, in order."""
+        """The states of the recurrent layers, in order."""
         return tuple(
             LayerState(i, mixer.state)
             for i, layer in enumerate(self.layers)
@@ -178,7 +659,7 @@ class ModelSpec:
 
     @cached_property
     def per_layer_input(self) -> PerLayerInputSpec | None:
-        """That of its layers, which all have it or none."""
+        """The per-layer input of its layers, which all have it or none."""
         return self.layers[0].per_layer_input
 
     @property
@@ -193,7 +674,7 @@ class ModelSpec:
 
 
 def _cache_group(mixer: Mixer | None) -> CacheGroup | None:
-    """That of a layer, without layers; None for one that stores no rows."""
+    """The group of a layer, without layers; None for one that stores no rows."""
     match mixer:
         case AttentionSpec(kv_from=None):
             params = mixer.params

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from localkv.errors import ModelFileError
 
 
@@ -31,7 +30,7 @@ def _deci_layer(facts: Facts, index: int) -> LayerSpec:
     """Attention, a feed-forward block, both or neither.
 
     Raises:
-        ModelFileError: there is only attention, of which no model says what becomes of it.
+        ModelFileError: there is only attention, and no model shows what follows it then.
     """
     attention = _deci_attention(facts, index)
     attn_norm = None if attention is None else facts.rms_norm("attn_norm")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localkv.arch.facts import Facts
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, RopeSpec
 from localkv.errors import ModelFileError
 
 PATTERN = "attention.sliding_window_pattern"
@@ -16,7 +15,7 @@ PATTERN = "attention.sliding_window_pattern"
 def windows(
     facts: Facts, period: int | None, *, default: int = 0, dense_first: bool = False
 ) -> tuple[int, ...]:
-    """Of each layer, how many of the latest positions its tokens see; 0 is all.
+    """How many of the latest positions each layer's tokens see; 0 is all.
 
     The pattern is an array with a switch for each layer, or a period P: the last layer of each P
     sees everything (llama.cpp's `set_swa_pattern`). Period 0 gives a window to every layer.
@@ -47,8 +46,8 @@ def window_rope(
     """RoPE of the layers with a window, by `rope.freq_base_swa`.
 
     Args:
-        rope: that of the layers that see everything.
-        theta: the base if the file has no other; None for that of `rope`.
+        rope: RoPE of the layers that see everything.
+        theta: the base if the file has no other; None for `rope`'s.
         scaled: positions are scaled as in `rope`; else not at all.
 
     Raises:

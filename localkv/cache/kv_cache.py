@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Literal
 
-from localkv.arch.state_spec import LayerState
+from localkv.arch.spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
 from localkv.cache.ladder_pool import LadderPool, Requantised

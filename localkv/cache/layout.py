@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from localkv.arch.mixer_spec import first_visible
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import CacheGroup, first_visible
 from localkv.cache.ladder import NOT_PINNED, LadderSizes, Pinned, row_bytes
 from localkv.cache.tail import TAIL_TYPE, Tail, exact_rows
 from localkv.config import CacheConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from localkv.arch.state_spec import LayerState
+from localkv.arch.spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.pages import NO_SLOT, Sequence
 from localkv.errors import LocalKVError

@@ -36,8 +36,7 @@ from localkv.cache.recurrent_state import state_bytes
 from localkv.errors import counted
 
 if TYPE_CHECKING:
-    from localkv.arch.rope_spec import RopeSpec
-    from localkv.arch.spec import LayerSpec, ModelSpec
+    from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -405,7 +404,7 @@ def _heads(layer: LayerSpec) -> str:
     if layer.beside is not None:
         first, second = replace(layer, beside=None), replace(layer, mixer=layer.beside, beside=None)
         return f"{_heads(first)}; {_heads(second)}"
-    from localkv.arch.mixer_spec import (
+    from localkv.arch.spec import (
         AttentionSpec,
         DeltaNetSpec,
         LatentAttentionSpec,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from localkv.arch.ffn_spec import Activation, MlpSpec, XieluParams
+from localkv.arch.spec import Activation, MlpSpec, XieluParams
 from localkv.cache.arrays import Array
 from localkv.kernels.namespace import namespace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment

@@ -12,9 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from localkv.arch.ffn_spec import Ffn
-from localkv.arch.mixer_spec import Mixer
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import Ffn, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MlpAndMoeSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+)
 from localkv.cache.arrays import Array, Arrays
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, capped_logits, scaled

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from localkv.arch.mixer_spec import DeltaNetSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import DeltaNetSpec, LayerSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

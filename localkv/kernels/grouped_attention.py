@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

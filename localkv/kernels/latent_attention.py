@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionParams, LatentAttentionSpec, LayerSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import (
+from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba2Spec,
+    MlpAndMoeSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
     ShortConvSpec,
 )
-from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 

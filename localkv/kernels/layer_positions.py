@@ -8,9 +8,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    Mixer,
+    RopeSpec,
+    Temperature,
+)
 from localkv.cache.arrays import Array, Arrays
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.rope import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from localkv.arch.norm_spec import NormSpec
+from localkv.arch.spec import NormSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 

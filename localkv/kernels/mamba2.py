@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localkv.arch.mixer_spec import Mamba2Spec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, Mamba2Spec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

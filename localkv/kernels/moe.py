@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Gating, MlpSpec, MoeSpec
+from localkv.arch.spec import Gating, MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import sigmoid

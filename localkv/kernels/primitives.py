@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.spec import MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import Rotate, SegmentAttention

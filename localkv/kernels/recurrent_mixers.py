@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, Mixer, ShortConvSpec
+from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, Mixer, ShortConvSpec
 from localkv.kernels.backend import Mix
 from localkv.kernels.delta_net import delta_net
 from localkv.kernels.mamba2 import mamba2

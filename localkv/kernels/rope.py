@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import Temperature
-from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import RopeSpec, Temperature
 from localkv.cache.arrays import Array, Arrays
 from localkv.kernels.namespace import namespace
 

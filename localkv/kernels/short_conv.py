@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from localkv.arch.mixer_spec import ShortConvSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, ShortConvSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

@@ -1,4 +1,4 @@
-"""The model's own weights of what `arch/stream_spec.py` describes, by their tensors' names."""
+"""The model's own weights for AltUp and per-layer embeddings, by their tensors' names."""
 
 from __future__ import annotations
 

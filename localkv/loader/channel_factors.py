@@ -14,10 +14,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 
 Factors = NDArray[np.float32]
 """Of a layer's K or V: [n_kv_heads, channels]."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.norm_spec import NormSpec
+from localkv.arch.spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec, NormSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (

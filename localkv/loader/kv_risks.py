@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, ModelSpec
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localkv.arch.mixer_spec import LatentAttentionSpec
+from localkv.arch.spec import LatentAttentionSpec
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import LatentAttentionWeights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localkv.arch.mixer_spec import (
+from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,

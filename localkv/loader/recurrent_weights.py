@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from localkv.cache.arrays import Array
 from localkv.kernels.layer_weights import (
     DeltaNetWeights,

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, ModelSpec
 from localkv.cache.profile import KVProfile
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from localkv.arch.spec import ModelSpec
-from localkv.arch.stream_spec import PER_LAYER_ROWS, AltUpSpec, LaurelSpec, PerLayerInputSpec
+from localkv.arch.spec import PER_LAYER_ROWS, AltUpSpec, LaurelSpec, ModelSpec, PerLayerInputSpec
 from localkv.kernels.layer_weights import AltUpWeights, LaurelWeights, PerLayerInputWeights
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.loader.tensor_reader import TensorReader

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.norm_spec import NormSpec
+from localkv.arch.spec import NormSpec
 from localkv.cache.arrays import Array, Arrays
 from localkv.errors import ModelFileError, byte_size
 from localkv.formats.packed_tensor import PackedTensor

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
-from localkv.arch.stream_spec import AltUpSpec
+from localkv.arch.spec import AltUpSpec, LayerSpec, ModelSpec, NormSpec
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from localkv.arch.stream_spec import PER_LAYER_ROWS
+from localkv.arch.spec import PER_LAYER_ROWS
 from localkv.cache.layout import (
     PAGE_TOKENS,
     GroupLayout,

@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from localkv.arch.ffn_spec import MoeSpec
-from localkv.arch.mixer_spec import (
+from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba2Spec,
     Mixer,
+    ModelSpec,
+    MoeSpec,
     ShortConvSpec,
 )
-from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 

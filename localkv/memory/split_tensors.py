@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from localkv.arch.mixer_spec import LatentAttentionSpec
+from localkv.arch.spec import LatentAttentionSpec
 from localkv.formats import FORMATS
 from localkv.memory.footprints import FOOTPRINTS
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localkv.arch.stream_spec import PER_LAYER_ROWS
+from localkv.arch.spec import PER_LAYER_ROWS
 from localkv.memory.footprints import FOOTPRINTS
 
 if TYPE_CHECKING:

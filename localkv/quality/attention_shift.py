@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

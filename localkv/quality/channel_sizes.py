@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from localkv.arch.ffn_spec import Activation
+from localkv.arch.spec import Activation
 from localkv.formats import WEIGHT_FORMATS
 from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 from support.aot.aot_report import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from localkv.arch import ARCHS
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import AttentionSpec
 from localkv.errors import ModelFileError
 from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.model_spec import model_spec

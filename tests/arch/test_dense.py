@@ -16,8 +16,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
 
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend

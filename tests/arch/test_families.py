@@ -8,8 +8,7 @@ import pytest
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import ModelSpec, NormSpec
 from localkv.errors import ModelFileError
 from localkv.loader.metadata import Metadata
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layer_cache import LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine

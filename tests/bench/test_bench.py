@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.bench import machine
 from localkv.bench.grid import BenchTest, Grid
 from localkv.bench.run import Options, run

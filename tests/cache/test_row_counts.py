@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec, tail_segments, uniform_layouts
 from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows, read_rows, written_rows

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import attention

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layer_cache import LayerCache
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.bounds import BoundsError

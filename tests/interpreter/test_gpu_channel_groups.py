@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.formats import FORMATS
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo

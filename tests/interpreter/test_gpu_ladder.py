@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder import Pair, parse_ladder, stores_rows

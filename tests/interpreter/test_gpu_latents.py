@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup, NormSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.formats import FORMATS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.moe import experts as gpu_moe
 from localkv.kernels.gpu.moe.route import expert_tiles, route

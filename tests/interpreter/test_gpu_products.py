@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MlpSpec, XieluParams
+from localkv.arch.spec import MlpSpec, XieluParams
 from localkv.cache.arrays import NO_TOKEN
 from localkv.errors import ModelFileError
 from localkv.formats import FORMATS, WEIGHT_FORMATS

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import CacheGroup, NormSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec

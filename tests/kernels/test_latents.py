@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
-from localkv.arch.spec import CacheGroup, ModelSpec
+from localkv.arch.spec import AttentionParams, CacheGroup, LatentAttentionSpec, ModelSpec
 from localkv.cache.cache_checks import check_cache, unused_type
 from localkv.cache.layout import GroupLayout, SegmentSpec, cache_segments, group_bytes
 from localkv.config import CacheConfig

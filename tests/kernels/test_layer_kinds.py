@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.arch.ffn_spec import MlpSpec
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import AttentionSpec, MlpSpec
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend

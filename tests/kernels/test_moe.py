@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.kernels.moe import MIN_WEIGHT_SUM, route
 
 GATINGS = ("softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, packed_tensor
 from localkv.formats.base import Codec, QuantFormat, split_blocks
 from localkv.kernels.layer_weights import Linear, MoeWeights

@@ -14,8 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder import parse_ladder
 from localkv.cache.layout import SegmentSpec, cache_bytes, group_layouts, uniform_layouts

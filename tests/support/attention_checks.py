@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.formats import TOKEN_FORMATS

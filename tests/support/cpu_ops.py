@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import moe
 from localkv.kernels.cpu import row_operations

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import PAGE_TOKENS, pages_for

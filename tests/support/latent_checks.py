@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache

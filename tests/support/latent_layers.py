@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import CacheGroup, LayerSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    CacheGroup,
+    LatentAttentionSpec,
+    LayerSpec,
+    NormSpec,
+    RopeSpec,
+)
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec

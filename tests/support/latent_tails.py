@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Arrays
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+)
 from localkv.kernels.layer_weights import Norm
 
 

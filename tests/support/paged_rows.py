@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import Segment

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MlpSpec, MoeSpec, NormSpec
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Arrays
 from localkv.cache.layout import SegmentSpec, tail_segments
 from localkv.cache.tail import Tail

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import SegmentAttention, attention, merge_segments

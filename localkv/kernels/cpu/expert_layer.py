@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MoeSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import Ffn, LayerSpec, MlpAndMoeSpec, MoeSpec
 from localkv.kernels.backend import FeedForward
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once

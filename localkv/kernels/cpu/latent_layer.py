@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import LatentAttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LatentAttentionSpec, LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor

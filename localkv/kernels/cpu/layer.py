@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import (
+from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    Ffn,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba2Spec,
     Mixer,
+    MlpAndMoeSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
     ShortConvSpec,
 )
-from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
 from localkv.kernels.cpu.addresses import Floats

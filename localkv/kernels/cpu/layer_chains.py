@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.arch.ffn_spec import MlpSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, MlpSpec
 from localkv.kernels.activation import softplus
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, Mixer, ShortConvSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import DeltaNetSpec, LayerSpec, Mamba2Spec, Mixer, ShortConvSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.cache.recurrent_state import StateRows

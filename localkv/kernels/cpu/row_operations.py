@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Activation, MlpSpec
+from localkv.arch.spec import Activation, MlpSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats, whole_vectors

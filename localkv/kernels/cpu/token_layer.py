@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch.ffn_spec import MlpSpec
-from localkv.arch.mixer_spec import (
+from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,
+    LayerSpec,
     Mamba2Spec,
+    MlpSpec,
     ShortConvSpec,
 )
-from localkv.arch.spec import LayerSpec
 from localkv.kernels.backend import StackLayer, TokenBatch
 from localkv.kernels.cpu import latent_layer, recurrent_layer
 from localkv.kernels.cpu.addresses import Floats

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MlpSpec, ModelSpec, MoeSpec
 from localkv.kernels.backend import capped_logits
 from localkv.kernels.gpu.moe.experts import moe_mlp
 from localkv.kernels.gpu.norm import added_norm, norm

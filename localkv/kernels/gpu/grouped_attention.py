@@ -6,8 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import attention

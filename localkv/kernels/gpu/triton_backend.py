@@ -6,9 +6,14 @@ from functools import partial
 
 import torch
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MlpAndMoeSpec,
+    MlpSpec,
+    MoeSpec,
+)
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, scaled
 from localkv.kernels.gpu import feed_forward

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import AttentionSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.kernels.attention import merge_segments, times_scales

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import linear as by_tile
 from localkv.kernels import moe

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels

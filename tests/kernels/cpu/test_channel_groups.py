@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.store import group_store

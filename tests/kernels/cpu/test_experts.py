@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.arch.ffn_spec import MlpAndMoeSpec, MoeSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MoeSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.kernels.backend import Backend

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.kernels.cpu.cpu_backend import cpu_backend

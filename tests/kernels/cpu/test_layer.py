@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MlpSpec, XieluParams
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    RopeSpec,
+    XieluParams,
+)
 from localkv.cache.layout import SegmentSpec
 from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import FORMATS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from localkv.arch.mixer_spec import AttentionParams
-from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import AttentionParams, RopeSpec
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, tail_segments

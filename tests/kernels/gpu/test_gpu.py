@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.ladder import DEFAULT_LADDER
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from localkv.arch.ffn_spec import Activation
+from localkv.arch.spec import Activation
 from localkv.formats import FORMATS
 from localkv.formats.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo

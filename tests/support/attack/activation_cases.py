@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from localkv.arch.ffn_spec import Activation, MlpSpec, XieluParams
+from localkv.arch.spec import Activation, MlpSpec, XieluParams
 from localkv.kernels.activation import activate, softplus
 from localkv.kernels.attention import merge_segments
 from localkv.kernels.cpu.attention_layer import add_sinks

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache, Segment

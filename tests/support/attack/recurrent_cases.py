@@ -8,10 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
-from localkv.arch.norm_spec import NormSpec
-from localkv.arch.spec import LayerSpec
-from localkv.arch.state_spec import LayerState
+from localkv.arch.spec import (
+    DeltaNetSpec,
+    LayerSpec,
+    LayerState,
+    Mamba2Spec,
+    NormSpec,
+    RecurrentSpec,
+    ShortConvSpec,
+)
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates, StateRows

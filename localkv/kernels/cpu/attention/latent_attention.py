@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.kernels.bounds import BoundsError, check_segment

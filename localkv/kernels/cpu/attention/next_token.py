@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, pages_for

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces

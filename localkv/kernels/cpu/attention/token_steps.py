@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import AttentionParams
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.bounds import BoundsError

@@ -95,7 +95,6 @@ _BUILT_ON = (
     "formats/codebooks.py",
     "formats/rounding.py",
     "formats/grids.py",
-    "arch/*_spec.py",
     "arch/spec.py",
     "cache/ladder.py",
     "cache/layout.py",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ModelSpec, ShortConvSpec
 from localkv.cache.ladder import stores_rows
 from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig

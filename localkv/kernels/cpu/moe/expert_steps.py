@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.spec import MlpSpec, MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized

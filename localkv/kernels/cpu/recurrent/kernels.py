@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.simd.lanes import LANES

@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import LatentAttentionSpec
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import LatentAttentionSpec, LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import BoundsError

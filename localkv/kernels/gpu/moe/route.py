@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.spec import MoeSpec
 from localkv.kernels.bounds import check_array
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.moe import MIN_WEIGHT_SUM

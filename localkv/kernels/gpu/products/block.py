@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MlpSpec
+from localkv.arch.spec import MlpSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.products import gate_up, linears, normed

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from localkv.arch.ffn_spec import Activation, MlpSpec
+from localkv.arch.spec import Activation, MlpSpec
 from localkv.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, softplus
 
 LIMIT, ALPHA = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_ALPHA)

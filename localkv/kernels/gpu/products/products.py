@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.ffn_spec import Activation, MlpSpec
+from localkv.arch.spec import Activation, MlpSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
