@@ -7,7 +7,7 @@ import sys
 
 from localkv.config import CacheConfig
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.memory.plan import ModelMemory
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"

@@ -23,7 +23,7 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.memory.plan import ModelMemory

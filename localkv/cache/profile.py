@@ -152,7 +152,7 @@ class KVProfile:
     """The measurements of one model.
 
     Attributes:
-        model: its hash (`loader/model_hash.py`).
+        model: its hash (`loader/model_fingerprint.py`).
         architecture, name: the model's, for people.
         text: what was run through it, for people.
         n_tokens, n_scored: of that, and those whose predictions were compared.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.loader.reasoning_tags import ANSWER_TAGS, REASONING_TAGS, tags_at_start
+from localkv.loader.answer_tags import ANSWER_TAGS, REASONING_TAGS, tags_at_start
 
 
 @dataclass(frozen=True)

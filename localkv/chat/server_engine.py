@@ -26,7 +26,7 @@ from localkv.chat.engine import (
 )
 from localkv.chat.wire import checked
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
-from localkv.loader.reasoning_tags import THINK_TAGS
+from localkv.loader.answer_tags import THINK_TAGS
 from localkv.sampling.params import SamplingParams
 
 CHARACTERS_PER_TOKEN = 4

@@ -79,7 +79,7 @@ def _run(
         warn(line)
     from localkv.cache.profile_file import write_profile
     from localkv.loader.found_profile import in_data_folder
-    from localkv.loader.model_hash import model_hash
+    from localkv.loader.model_fingerprint import model_hash
     from localkv.presets import of_presets
     from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
     from localkv.quality.calibration_text import calibration_text

@@ -18,8 +18,8 @@ from localkv.commands.options import flag, option
 from localkv.commands.parsing import WHOLE, Choice, Option, Text, Whole, distance
 from localkv.commands.texts import read_file, unescape, without_final_newline
 from localkv.errors import UsageError
+from localkv.loader.answer_tags import EFFORTS
 from localkv.loader.named_templates import NAMED_TEMPLATES
-from localkv.loader.reasoning_tags import EFFORTS
 from localkv.option_names import unknown_name
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
 from localkv.sampling.params import NUMBERS, Number, SamplingParams

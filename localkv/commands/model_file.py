@@ -52,7 +52,7 @@ def named_or_shipped(values: dict[str, Any]) -> str:
     """
     shipped = None
     if all(values[name] is None for name in ("model", "hf_repo", "hf_file")):
-        from localkv.loader.shipped_model import shipped_model
+        from localkv.loader.local_models import shipped_model
 
         shipped = shipped_model()
     if shipped is None:

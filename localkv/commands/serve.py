@@ -29,7 +29,7 @@ from localkv.commands.output import note
 from localkv.commands.parsing import Choice, Command, Whole, byte_size_of
 from localkv.commands.process import INTERRUPTED
 from localkv.errors import UsageError, byte_size, counted, printable
-from localkv.loader.reasoning_tags import EFFORTS
+from localkv.loader.answer_tags import EFFORTS
 from localkv.server.client_config import CLIENTS, ServerAddress
 from localkv.server.settings import REASONING, REASONING_FORMATS
 from localkv.system.terminal_text import visible

@@ -8,30 +8,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.channels import in_channels, writes_channels
+from localkv.loader.answer_tags import (
+    CHANNELS,
+    EFFORTS,
+    REASONING_TAGS,
+    THINK_TAGS,
+    ReasoningTags,
+    in_channels,
+    tags_at_end,
+    tags_at_start,
+    writes_channels,
+)
 from localkv.loader.chat_messages import (
     Message,
+    in_turns,
     messages_for,
     shows_calls,
     shows_tools,
     tools_for,
 )
-from localkv.loader.chat_roles import in_turns
 from localkv.loader.chat_template import (
     THINK,
     ChatTemplate,
     ChatTokenizer,
     Segment,
     encode_prompt,
-)
-from localkv.loader.reasoning_tags import (
-    CHANNELS,
-    EFFORTS,
-    REASONING_TAGS,
-    THINK_TAGS,
-    ReasoningTags,
-    tags_at_end,
-    tags_at_start,
 )
 
 EFFORT = "reasoning_effort"
@@ -220,7 +221,7 @@ def _variables(
     template_kwargs: Mapping[str, object] | None,
     enable_thinking: bool | None,
 ) -> dict[str, Any]:
-    """The variables of a template besides those that every one has."""
+    """The variables of a template that not every template has."""
     variables: dict[str, Any] = dict(template_kwargs or {})
     for name in variables:
         if not isinstance(name, str):
@@ -329,7 +330,7 @@ def _continuation(
 
 
 def _tagged(text: str, tags: ReasoningTags, *, is_open: bool) -> list[Segment]:
-    """An answer with reasoning, of which the model wrote the tags as such."""
+    """An answer with reasoning, whose tags the model wrote as tags."""
     pieces = []
     if not is_open:
         before, opening, text = text.partition(tags.open)

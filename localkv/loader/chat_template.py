@@ -3,7 +3,11 @@
 Templates are Jinja programs out of model files, so out of the internet: they run in a process of
 their own, in which time and memory are limited (`localkv.loader.template_process`). What users and
 models said can't become a control token: rendering tells the template's own text from everything
-else (`localkv.loader.template_text`), and only the former may hold any.
+else (`localkv.loader.template_program`), and only the former may hold any.
+
+A prompt may end within the last message, so that a model goes on with it, as with transformers'
+`continue_final_message`: a mark is put after the message's text, the conversation is rendered, and
+the prompt is cut at the mark.
 
 This file knows nothing about the messages of any API (`localkv.loader.chat_messages`), and of a
 tokenizer only what `encode_chat` asks of one.
@@ -18,7 +22,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.continued_message import cut, marked
 from localkv.loader.template_process import rendered_apart
 from localkv.loader.vocabulary import bos_and_eos
 
@@ -42,10 +45,18 @@ THINK = "enable_thinking"
 
 _DEFAULT_KEY = "tokenizer.chat_template"
 _THINKING = re.compile(r"\{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b(?!\s*\.)")
-"""The same by the name that Granite 3's, DeepSeek V3.1's and Kimi K3's have for it."""
+"""That variable by the name that Granite 3's, DeepSeek V3.1's and Kimi K3's have for it."""
 
 _FUNCTIONS, _FUNCTION_CALLS = "functions", "functools["
 """Firefunction's name for the tools, as a text of JSON, and how it writes calls."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning: the one that most templates read, gpt-oss's, and another."""
+
+MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""transformers' mark, which some templates look for.
+
+A template that trims messages takes the space away, which shows that it does."""
 
 
 class Segment(NamedTuple):
@@ -102,7 +113,7 @@ class ChatTemplate:
         Args:
             messages: the conversation, usually {"role": ..., "content": ...}; JSON values only.
             add_generation_prompt: end with the text that opens the model's turn.
-            continue_final_message: end right after the text of the last message, or after that of
+            continue_final_message: end right after the text of the last message, or of
                 another of its fields (a name such as "reasoning_content").
             tools: descriptions of tools as JSON schemas.
             kwargs: more variables for the template, such as `enable_thinking`.
@@ -131,7 +142,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **kwargs: object,
     ) -> list[Segment]:
-        """The prompt in pieces; arguments and errors are those of `render`."""
+        """The prompt in pieces; see `render` for arguments and errors."""
         text = None
         if continue_final_message:
             field = "content" if continue_final_message is True else continue_final_message
@@ -189,7 +200,7 @@ def has_chat_template(metadata: Metadata) -> bool:
 
 
 def chat_template_names(metadata: Metadata) -> list[str]:
-    """Names of the templates that a file has besides the default one."""
+    """Names of the templates that a file has in addition to the default one."""
     prefix = _DEFAULT_KEY + "."
     return sorted(key.removeprefix(prefix) for key in metadata if key.startswith(prefix))
 
@@ -255,3 +266,58 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, where) for item in value]
     raise UsageError(f"{where}: a {type(value).__name__} is not a JSON value")
+
+
+def marked(
+    messages: Sequence[Mapping[str, object]], field: str
+) -> tuple[list[Mapping[str, object]], str]:
+    """The messages with the mark after the text of the last, and that text.
+
+    Args:
+        messages: the conversation.
+        field: the field of the last message that is continued, usually "content"; its last part
+            with text, if it is a list.
+
+    Raises:
+        UsageError: there is no such text.
+    """
+    last = messages[-1] if messages else {}
+    content = last.get(field)
+    if isinstance(content, str):
+        copies = REASONING_FIELDS if field in REASONING_FIELDS else (field,)
+        every = {name: content + MARK for name in copies if last.get(name) == content}
+        return [*messages[:-1], {**last, **every}], content
+    parts = list(content) if isinstance(content, list | tuple) else []
+    for number in reversed(range(len(parts))):
+        part = parts[number]
+        if isinstance(part, Mapping) and isinstance(text := part.get("text"), str):
+            parts[number] = {**part, "text": text + MARK}
+            return [*messages[:-1], {**last, field: parts}], text
+    raise UsageError(f"the last message has no {field} that can be continued")
+
+
+def cut(pieces: Sequence[tuple[str, bool]], text: str) -> list[tuple[str, bool]]:
+    """The pieces of a prompt up to the mark.
+
+    Args:
+        pieces: texts, each with whether it is markup.
+        text: the text before the mark; white space at its end stays only where the template
+            keeps it.
+
+    Raises:
+        ChatTemplateError: the template leaves out the text, or part of it.
+    """
+    prompt = "".join(piece for piece, _ in pieces)
+    at = prompt.rfind(MARK.strip())
+    if at < 0 or text.strip() not in prompt:
+        raise ChatTemplateError(
+            "the chat template leaves out part of the message that is to be continued",
+            hint="continue another message, or shorten it to the part that the template keeps",
+        )
+    left = at if prompt.startswith(MARK, at) else len(prompt[:at].rstrip())
+    kept = []
+    for piece, is_markup in pieces:
+        if left > 0:
+            kept.append((piece[:left], is_markup))
+        left -= len(piece)
+    return kept

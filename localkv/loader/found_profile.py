@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from localkv.cache.profile_file import read_profile
 from localkv.errors import UsageError, printable
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.model_hash import model_hash
+from localkv.loader.model_fingerprint import model_hash
 
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile

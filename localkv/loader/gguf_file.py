@@ -1,28 +1,165 @@
 """Opens a GGUF file: its metadata, and its tensors as packed bytes of the mapped file.
 
-This file knows the container (versions 2 and 3, little endian, split files) and nothing about what
-the keys mean, how a model is built from the tensors, or how their bytes decode. It is free of
-torch.
+A mapped file must stay as it is for as long as it is used; `MappedFile` checks that. Where a file
+is not to be mapped, `FileCopies` holds the tensors that were read. This file knows the container
+(versions 2 and 3, little endian, split files) and nothing about what the keys mean, how a model is
+built from the tensors, or how their bytes decode. It is free of torch.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from localkv.errors import ModelFileError, printable, quoted
-from localkv.loader.file_copies import FileCopies
-from localkv.loader.gguf_header import MAX_KEYS, MAX_TENSORS, HeaderReader, TensorInfo
-from localkv.loader.mapped_file import IncompleteFileError, MappedFile, map_file
+from localkv.loader.gguf_header import (
+    MAX_KEYS,
+    MAX_TENSORS,
+    HeaderReader,
+    IncompleteFileError,
+    TensorInfo,
+)
 from localkv.loader.metadata import Metadata
 from localkv.loader.split_name import part_names, split_name
+from localkv.system.bus_errors import watch
+
+
+@dataclass(frozen=True, eq=False)
+class MappedFile:
+    """The bytes of a file that was opened.
+
+    Attributes:
+        path: where it was found.
+        data: its bytes.
+        device, inode: which file it was.
+        modified: when it had been written to last, in nanoseconds.
+    """
+
+    path: Path
+    data: mmap.mmap
+    device: int
+    inode: int
+    modified: int
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was shortened or written to since it was opened.
+
+        Another file that took its place under the same name, or that it was removed, does no harm:
+        the mapping keeps the opened file.
+
+        Raises:
+            ModelFileError: it was.
+        """
+        changed = self.data.size() != len(self.data)
+        if not changed:
+            try:
+                now = os.stat(self.path)
+            except OSError:
+                return
+            same = (now.st_dev, now.st_ino) == (self.device, self.inode)
+            changed = same and now.st_mtime_ns != self.modified
+        if changed:
+            raise self._changed()
+
+    def check_is_same(self, now: os.stat_result) -> None:
+        """Refuse to read from a file that is not the one that was opened, as it was then.
+
+        Raises:
+            ModelFileError: it is another, or was written to.
+        """
+        found = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_size)
+        if found != (self.device, self.inode, self.modified, len(self.data)):
+            raise self._changed()
+
+    def _changed(self) -> ModelFileError:
+        return ModelFileError(
+            f"{printable(self.path)}: the file was changed while it was in use",
+            hint="start again; a new file that is renamed to the old name does no harm",
+        )
+
+
+def map_file(path: Path) -> MappedFile:
+    """Open a file and map all of it.
+
+    Raises:
+        ModelFileError: it can't be read, is empty, or is no regular file.
+    """
+    name = printable(path)
+    try:
+        # Before opening: a named pipe would block.
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelFileError(f"{name}: is a directory, not a model file")
+        if not stat.S_ISREG(mode):
+            raise ModelFileError(f"{name}: not a regular file")
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if info.st_size == 0:
+                raise IncompleteFileError(f"{name}: the file is empty")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise ModelFileError(f"{name}: no such file") from None
+    except OSError as error:
+        raise ModelFileError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the path
+        raise ModelFileError(f"{name}: cannot be read: {error}") from None
+    watch(data, name)
+    return MappedFile(path, data, info.st_dev, info.st_ino, info.st_mtime_ns)
+
+
+@dataclass
+class FileCopies:
+    """The tensors that were read, each in memory of its own, whose pages can be given back."""
+
+    _memory: dict[str, mmap.mmap] = field(default_factory=dict)
+
+    def read(self, file: MappedFile, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor: uint8 [n].
+
+        Raises:
+            ModelFileError: they can't be read, or the file is no longer the one that was opened.
+        """
+        if hasattr(mmap, "MAP_PRIVATE"):
+            # pages of shared memory would stay when they are given back
+            memory = mmap.mmap(-1, tensor.n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            memory = mmap.mmap(-1, tensor.n_bytes)
+        self._memory[tensor.name] = memory
+        try:
+            with open(file.path, "rb", buffering=0) as source:
+                file.check_is_same(os.fstat(source.fileno()))
+                source.seek(tensor.offset)
+                _fill(memory, source)
+        except OSError as error:
+            name = printable(file.path)
+            raise ModelFileError(f"{name}: cannot be read: {error.strerror or error}") from None
+        return np.frombuffer(memory, np.uint8)
+
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor that was laid out again; views of it read as zeros."""
+        memory = self._memory.pop(name, None)
+        if memory is not None and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
+
+
+def _fill(memory: mmap.mmap, source: io.FileIO) -> None:
+    with memoryview(memory) as whole:
+        done = 0
+        while done < len(whole):
+            n = source.readinto(whole[done:])
+            if not n:
+                raise OSError("it ended early")
+            done += n
+
 
 _DEFAULT_ALIGNMENT = 32
 
@@ -34,7 +171,7 @@ class GGUFFile:
     Attributes:
         path: the file that was opened.
         parts: all files of the model, in order; just `path` unless the model is split.
-        version, alignment, metadata: those of the first part.
+        version, alignment, metadata: the first part's.
         tensors: of all parts by name, in file order.
         copies: those that were read, where tensors are read into memory; None if they are mapped.
     """
@@ -94,7 +231,7 @@ class GGUFFile:
     def release(self, name: str) -> None:
         """Give back the memory of a tensor's pages.
 
-        Views stay valid and read the file again; those of a copy read as zeros.
+        Views stay valid and read the file again; views of a copy read as zeros.
         """
         if self.copies is not None:
             self.copies.release(name)
@@ -159,7 +296,7 @@ class PartHeader:
 
 @dataclass(frozen=True)
 class _Part(PartHeader):
-    """The same with the file."""
+    """The error, with the file's name."""
 
     file: MappedFile
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.formats import WEIGHT_FORMATS, QuantFormat
-from localkv.loader.ggml_types import ggml_type_name
-from localkv.loader.mapped_file import IncompleteFileError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -56,6 +54,20 @@ _MIN_ITEM_BYTES = {_STRING: 8, _ARRAY: 12} | {t: dtype.itemsize for t, dtype in 
 _read_u32 = struct.Struct("<I").unpack_from
 _read_u64 = struct.Struct("<Q").unpack_from
 
+GGML_TYPE_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
+    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
+    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+}  # fmt: skip
+"""ggml's types by their numbers in a file (`ggml_type` in ggml.h), read by localkv or not."""
+
+
+def ggml_type_name(number: int) -> str:
+    """The name of a type, or its number where it has no name here."""
+    return GGML_TYPE_NAMES.get(number, f"{number} (unknown)")
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -76,6 +88,10 @@ class TensorInfo:
     n_bytes: int
     offset: int
     part: int
+
+
+class IncompleteFileError(ModelFileError):
+    """A file ends before the data that it announces."""
 
 
 class TruncatedError(IncompleteFileError):

@@ -94,7 +94,7 @@ def _attends(config: ModelSpec, layer: int) -> bool:
 
 
 def _k_part(tensor: str, layer: int, config: ModelSpec | None) -> slice:
-    """Where K's bias is in a layer's tensor of its own, or in that of q, k and v."""
+    """Where K's bias is: a layer's tensor of its own, or a part of the one for q, k and v."""
     if tensor == "k" or config is None:
         return slice(None)
     spec = config.layers[layer].attention

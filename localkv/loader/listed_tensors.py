@@ -19,8 +19,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
-from localkv.loader.model_header import ModelHeader
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.tensor_reader import TensorReader, check_tensor
 from localkv.loader.weights import model_weights
 

@@ -1,13 +1,56 @@
-"""The models on this machine: those on the shelves, and those in Hugging Face's cache."""
+"""The models on this machine: the one that ships, those on shelves, and the hub cache's.
+
+A shelf is a folder `models/`, of the working directory or of localkv itself.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from localkv.loader import shelf
-from localkv.loader.hub.cache import cached_models
+if TYPE_CHECKING:
+    from localkv.loader.hub.repo_model import RepoModel
+
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = "tales-4M-Q8_0.gguf"
+
+
+def shipped_model() -> Path | None:
+    """The file of the model that comes with localkv; None if this copy has none."""
+    files = (folder / SHIPPED for folder in own_shelves())
+    return next((file for file in files if file.is_file()), None)
+
+
+def own_shelves() -> list[Path]:
+    """Folders of models: an installed package has one inside, a checkout has one beside it."""
+    own = [PACKAGE / "models"]
+    if (PACKAGE.parent / "pyproject.toml").exists():  # beside an installed one are other packages
+        own.append(PACKAGE.parent / "models")
+    return own
+
+
+def shelves() -> list[Path]:
+    """The shelves that exist, each once."""
+    found: dict[Path, Path] = {}
+    for folder in (Path("models"), *own_shelves()):
+        if folder.is_dir():
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def models_on(shelf: Path) -> list[RepoModel]:
+    """The models of a shelf, with paths relative to it."""
+    from localkv.loader.hub.repo_model import RepoFile, repo_models
+
+    files = []
+    with suppress(OSError):  # a folder that can't be read has none
+        for path in shelf.iterdir():
+            with suppress(OSError):  # a link to nothing, or in a circle
+                if path.is_file():
+                    files.append(RepoFile(path.name, path.stat().st_size))
+    return [model for model in repo_models(files) if not model.is_sidecar]
 
 
 @dataclass(frozen=True)
@@ -17,8 +60,8 @@ class LocalModel:
     Attributes:
         name: a path, or a reference such as "org/repo:Q8_0"; `-m` takes either.
         path: the file to open.
-        n_bytes: of all its files.
-        modified: in seconds since 1970.
+        n_bytes: size of all its files.
+        modified: when, in seconds since 1970.
     """
 
     name: str
@@ -33,8 +76,10 @@ def local_models(beside: Path | None = None) -> list[LocalModel]:
     Args:
         beside: a file; the other models in its folder come first, unless they are listed anyway.
     """
+    from localkv.loader.hub.cache import cached_models
+
     found = []
-    for folder in shelf.shelves():
+    for folder in shelves():
         found += _in_folder(folder)
     for item in cached_models():
         if not item.model.is_sidecar:
@@ -48,7 +93,7 @@ def local_models(beside: Path | None = None) -> list[LocalModel]:
 
 def _in_folder(folder: Path) -> list[LocalModel]:
     found = []
-    for model in shelf.models_on(folder):
+    for model in models_on(folder):
         path = folder / model.path
         with suppress(OSError):  # deleted meanwhile
             found.append(LocalModel(str(path), path, model.n_bytes, path.stat().st_mtime))

@@ -1,14 +1,157 @@
-"""Keys and values of a model file, with getters that check types and ranges."""
+"""Keys and values of a model file, with getters that check types and ranges.
+
+A model file comes from the internet, and a number in it goes into products, powers and logarithms
+that were written with real models in mind. So every number that is read has a range, far beyond any
+real model's, and a number outside of it is refused before anything is computed with it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, TypeVar, cast
 
 from localkv.errors import ModelFileError, quoted
 from localkv.loader.gguf_header import LazyArray
-from localkv.loader.number_ranges import first_outside, range_of
+
+_INT31, _INT32 = (1 << 31) - 1, (1 << 32) - 1
+_LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `least` to `most`, both included; `or_zero` where 0 stands for "none"."""
+
+    least: float
+    most: float
+    or_zero: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is in the range. NaN is in none."""
+        return self.least <= value <= self.most or (self.or_zero and value == 0)
+
+    def __str__(self) -> str:
+        span = f"{_shown(self.least)} to {_shown(self.most)}"
+        return f"0 or {span}" if self.or_zero else span
+
+
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+_ANY = Range(-_LARGEST_FLOAT32, _LARGEST_FLOAT32)
+"""The range of a key without one of its own: nothing is computed with its value."""
+
+_COUNT = Range(1, 1 << 24)
+_TOKENS = Range(1, _INT31)
+_MAGNITUDE = Range(1e-3, 1e3)
+_ROTATIONS = Range(1e-3, 1e5)
+
+OF_MODELS = {
+    "block_count": Range(1, 1 << 12),
+    "context_length": _TOKENS,
+    "embedding_length": _COUNT,
+    "feed_forward_length": Range(1, 1 << 24, or_zero=True),
+    "attention.head_count": Range(1, 1 << 16, or_zero=True),
+    "attention.head_count_kv": Range(1, 1 << 16, or_zero=True),
+    "attention.clamp_kqv": Range(0.0, 1e6),
+    "attention.max_alibi_bias": Range(0.0, 1e6),
+    "attention.key_length": Range(1, 1 << 16),
+    "attention.value_length": Range(1, 1 << 16),
+    "attention.key_length_swa": Range(1, 1 << 16),
+    "attention.value_length_swa": Range(1, 1 << 16),
+    "attention.shared_kv_layers": Range(0, 1 << 16),
+    "embedding_length_per_layer_input": Range(0, 1 << 16),
+    "activation_sparsity_scale": Range(-math.inf, 1e3),
+    "altup.active_idx": Range(0, 15),
+    "altup.num_inputs": Range(2, 16),
+    "attention.key_length_mla": Range(1, 1 << 16),
+    "attention.value_length_mla": Range(1, 1 << 16),
+    "attention.kv_lora_rank": Range(1, 1 << 16),
+    "attention.q_lora_rank": Range(1, 1 << 16),
+    "attention.temperature_length": _TOKENS,
+    "attention.layer_norm_rms_epsilon": Range(1e-20, 1.0),
+    "attention.layer_norm_epsilon": Range(1e-20, 1.0),
+    "attention.scale": Range(1e-6, 1e3, or_zero=True),
+    "attn_logit_softcapping": Range(1e-3, 1e6, or_zero=True),
+    "embedding_scale": Range(1e-6, 1e6, or_zero=True),
+    "residual_scale": Range(1e-6, 1e6, or_zero=True),
+    "nextn_predict_layers": Range(0, 1 << 16),
+    "attention.sliding_window": Range(0, _INT31),
+    "attention.sliding_window_pattern": Range(0, 1 << 16),
+    "attention.temperature_scale": Range(-10.0, 10.0),
+    "final_logit_softcapping": Range(1e-3, 1e6, or_zero=True),
+    "logit_scale": Range(1e-6, 1e6),
+    "full_attention_interval": Range(1, 1 << 16),
+    "ssm.conv_kernel": Range(2, 64),
+    "ssm.group_count": Range(1, 1 << 16),
+    "ssm.inner_size": _COUNT,
+    "ssm.state_size": Range(1, 1 << 16),
+    "ssm.time_step_rank": Range(1, 1 << 16),
+    "shortconv.l_cache": Range(2, 64),
+    "expert_count": Range(0, 1 << 16),
+    "expert_used_count": Range(1, 1 << 16, or_zero=True),
+    "expert_gating_func": Range(0, 255),
+    "expert_group_count": Range(0, 1 << 16),
+    "expert_group_used_count": Range(0, 1 << 16),
+    "expert_shared_count": Range(0, 1 << 16),
+    "expert_weights_scale": Range(1e-6, 1e6, or_zero=True),
+    "leading_dense_block_count": Range(0, 1 << 16),
+    "interleave_moe_layer_step": Range(1, 1 << 16),
+    "moe_latent_size": Range(0, 1 << 24),
+    "expert_feed_forward_length": Range(0, 1 << 24),
+    "expert_shared_feed_forward_length": _COUNT,
+    "rope.dimension_count": Range(2, 1 << 16),
+    "rope.dimension_count_swa": Range(2, 1 << 16),
+    "rope.dimension_sections": Range(0, 1 << 16),
+    "rope.freq_base": Range(1.001, 1e15),
+    "rope.freq_base_swa": Range(1.001, 1e15),
+    "rope.scaling.alpha": Range(1e-3, 1e6, or_zero=True),
+    "rope.scale_linear": Range(1e-3, 1e6, or_zero=True),
+    "rope.scaling.factor": Range(1e-3, 1e6, or_zero=True),
+    "rope.scaling.original_context_length": _TOKENS,
+    "rope.scaling.attn_factor": _MAGNITUDE,
+    "rope.scaling.yarn_attn_factor": _MAGNITUDE,
+    "rope.scaling.yarn_ext_factor": Range(-1.0, 16.0),
+    "rope.scaling.yarn_log_multiplier": Range(-10.0, 10.0),
+    "rope.scaling.yarn_beta_fast": _ROTATIONS,
+    "rope.scaling.yarn_beta_slow": _ROTATIONS,
+}
+"""By the part of a key after the architecture's name."""
+
+OF_FILES = {
+    "general.alignment": Range(0, _INT32),
+    "general.file_type": Range(0, _INT32),
+    "split.count": Range(0, 99_999),
+    "split.no": Range(0, 99_998),
+    "split.tensors.count": Range(0, 1 << 18),
+    "tokenizer.ggml.scores": Range(-1e30, 1e30),
+    "tokenizer.ggml.suppress_tokens": Range(-(1 << 31), _INT32),
+    "tokenizer.ggml.token_type": Range(0, 255),
+}
+"""By key. Ids of special tokens are compared with the vocabulary instead."""
+
+_TOKEN_ID = Range(-(1 << 31), _INT32)
+
+
+def range_of(key: str) -> Range:
+    """The range of the values of a key."""
+    if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+        return _TOKEN_ID
+    return OF_FILES.get(key) or OF_MODELS.get(key.partition(".")[2], _ANY)
+
+
+def first_outside(key: str, values: list[float]) -> int | None:
+    """Where the first value is that is out of the key's range; None if there is none."""
+    allowed = range_of(key)
+    # min and max may overlook NaN, a sum doesn't
+    if not values or (
+        allowed.holds(min(values)) and allowed.holds(max(values)) and not math.isnan(sum(values))
+    ):
+        return None
+    return next(i for i, value in enumerate(values) if not allowed.holds(value))
 
 
 class _Required(Enum):
@@ -27,7 +170,7 @@ class Metadata(Mapping[str, object]):
 
     Arrays are decoded on first use: a tokenizer's are most of a header, and few callers want them.
 
-    The getters check the type, and numbers against the range of the key (`number_ranges`). They
+    The getters check the type, and numbers against the range of the key (`range_of`). They
     return `default` if the key is missing and raise `ModelFileError` if there is no default, or if
     the value is of another type or out of its range. An empty array is an array of any type.
 

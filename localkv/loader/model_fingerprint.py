@@ -1,22 +1,52 @@
-"""Whether two files are the same model as far as K and V of its layers are concerned."""
+"""What makes two files the same model: for measurements of it, and for K and V of its layers.
+
+`model_hash` finds measurements of a model again, and keeps them from other models. It covers the
+tensors' names, types and shapes and a sample of the bytes of each: a file of many gigabytes takes
+as long as a small one, and other weights of the same shape (a fine-tuned model, another
+quantisation) have another hash. Metadata are not part of it, so a corrected chat template or
+another name leaves measurements valid. Places in files aren't either, so a split model has the hash
+of the whole one.
+
+`model_fingerprint` also covers what the file says of the architecture, on which K and V depend.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from localkv.arch.spec import ModelSpec
 from localkv.loader.gguf_file import GGUFFile
-from localkv.loader.model_hash import model_hash
 from localkv.loader.smoothing import Exponents, Smoothing
+
+SAMPLE_BYTES = 512
+"""Bytes at the beginning, in the middle and at the end of each tensor."""
+
+
+def model_hash(gguf: GGUFFile) -> str:
+    """32 hexadecimal digits over the tensors.
+
+    Raises:
+        ModelFileError: a tensor can't be read.
+    """
+    gguf = replace(gguf, copies=None)  # a sample does without the whole tensor
+    found = hashlib.sha256()
+    for name in sorted(gguf.tensors):
+        tensor = gguf.tensors[name]
+        found.update(f"{name}\0{tensor.format.name}\0{tensor.shape}\0".encode(errors="replace"))
+        data = gguf.data(name).reshape(-1)
+        for at in (0, len(data) // 2, max(0, len(data) - SAMPLE_BYTES)):
+            found.update(data[at : at + SAMPLE_BYTES].tobytes())
+    return found.hexdigest()[:32]
+
 
 ARCHITECTURE = "general.architecture"
 
 
 def model_fingerprint(gguf: GGUFFile) -> str:
-    """32 hexadecimal digits, of `model_hash` and of what the file says of the architecture: sizes,
+    """32 hexadecimal digits over `model_hash` and what the file says of the architecture: sizes,
     RoPE, norms, windows. Names, templates and the tokenizer are not part of it, nor are bytes of
     large tensors between the samples.
 
@@ -35,7 +65,7 @@ def model_fingerprint(gguf: GGUFFile) -> str:
 def model_identity(
     gguf: GGUFFile, config: ModelSpec, n_ctx: int, smoothing: Smoothing | None
 ) -> dict[str, str]:
-    """What K and V of a text depend on besides the cache, for people and for comparison.
+    """What K and V of a text depend on, the cache aside, for people and for comparison.
 
     Args:
         n_ctx: tokens of context, by which some models choose their RoPE.

@@ -1,4 +1,7 @@
-"""The facts about a model before its tensors are read, wherever its file is."""
+"""The facts about a model before its tensors are read, wherever its file is.
+
+The architecture's family makes a `ModelSpec` of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from localkv.arch import ARCHS
+from localkv.arch.facts import Facts
+from localkv.arch.spec import ModelSpec
+from localkv.errors import ModelFileError, UsageError, counted, printable
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.metadata import Metadata
 
@@ -25,5 +32,79 @@ class ModelHeader(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Of all parts, by name."""
+        """The tensors of all parts, by name."""
         ...
+
+
+NO_TEXT_MODELS = {"clip": "an encoder of images or sound (mmproj)"}
+"""Architectures of files that lie beside text models, and what they are."""
+
+
+def model_spec(gguf: ModelHeader) -> ModelSpec:
+    """Layers, sizes and constants of the model in a file.
+
+    Raises:
+        ModelFileError: the architecture is not supported, a key is missing, of the wrong type, or
+            its value makes no sense.
+    """
+    if not gguf.tensors:
+        raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
+    name = gguf.metadata.string("general.architecture")
+    if name in NO_TEXT_MODELS:
+        raise ModelFileError(
+            f"{gguf.path.name} is {NO_TEXT_MODELS[name]}, which is not supported",
+            hint="only text models are supported",
+        )
+    if name not in ARCHS:
+        raise ModelFileError(
+            f"architecture {name!r} is not supported", hint=f"supported: {', '.join(sorted(ARCHS))}"
+        )
+    _check_blocks(gguf, name)
+    shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
+    title = gguf.metadata.string("general.name", default=gguf.path.stem)
+    return ARCHS[name](Facts(name, title, gguf.metadata, shapes))
+
+
+def _check_blocks(gguf: ModelHeader, architecture: str) -> None:
+    """Refuse a number of layers that the file's tensors don't have, before a loop counts to it.
+
+    The blocks that predict further tokens may be missing.
+    """
+    facts = Facts(architecture, "", gguf.metadata, {})
+    names = (tensor.split(".", 2) for tensor in gguf.tensors if tensor.startswith("blk."))
+    there = len({parts[1] for parts in names})
+    if facts.n_layers > there:
+        raise ModelFileError(
+            f"key {facts.key('block_count')!r} is {facts.integer('block_count')}, but "
+            f"{gguf.path.name} has tensors of {counted(there, 'block')}"
+        )
+
+
+MOST_MORE = 128
+"""Tokens that one vocabulary may have in addition, at the end: files pad their vocabularies."""
+
+
+def shared_tokens(model: ModelHeader, draft: ModelHeader) -> int:
+    """How many tokens a model and its draft have in common, under the same ids.
+
+    Raises:
+        UsageError: they are not the same.
+    """
+    kinds = [header.metadata.string("tokenizer.ggml.model", "") for header in (model, draft)]
+    tokens = [header.metadata.strings("tokenizer.ggml.tokens", []) for header in (model, draft)]
+    n = min(map(len, tokens))
+    pairs = zip(*tokens, strict=False)
+    differ = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    found = None
+    if kinds[0] != kinds[1]:
+        found = f"its tokenizer is {kinds[1] or 'none'}, not {kinds[0] or 'none'}"
+    elif differ is not None:
+        found = f"token {differ} is {tokens[1][differ]!r} there, and {tokens[0][differ]!r} here"
+    elif abs(len(tokens[0]) - len(tokens[1])) > MOST_MORE or not n:
+        found = f"it has {len(tokens[1])} tokens, the model {len(tokens[0])}"
+    if found is not None:
+        raise UsageError(
+            f"{printable(draft.path.name)} can't draft for {printable(model.path.name)}: {found}",
+            hint="a draft has the tokenizer of its model; smaller models of the same family do",
+        )
+    return n

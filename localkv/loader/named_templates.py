@@ -1,6 +1,6 @@
 """Chat templates by name, for files without one, or with a broken one.
 
-The names are those of llama.cpp's `--chat-template`, and so are the prompts (`llama-chat.cpp`). A
+Names and prompts are the ones of llama.cpp's `--chat-template` (`llama-chat.cpp`). A
 role that a format has no place for, such as a tool's, takes the user's.
 """
 

@@ -6,6 +6,12 @@ channels and multiplying q's, V's and the columns of `attn_output`, leaves the m
 these are loaded (`channel_factors`), so they cost nothing afterwards. All are powers of two: the
 exponents of weights and of scales of blocks change and nothing else, so logits stay the same bits
 (but for fp16 numbers below 2 ** -14, which are rounded).
+
+Keys that are multiplied channel by channel, and queries that are divided, have the same products.
+RoPE mixes the two channels of a pair, which therefore share a factor; a norm of heads that has one
+weight for all of them makes all heads share theirs. Values that are multiplied need columns of
+`attn_output` that are divided. An outlier twin (`models/outliers.py`) makes channels larger in the
+same way.
 """
 
 from __future__ import annotations
@@ -17,26 +23,123 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, ModelSpec
+from localkv.arch.spec import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from localkv.cache.profile import KVProfile
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.formats.scaled import can_scale_rows, is_float, scaled
-from localkv.loader.channel_factors import (
-    Factors,
-    attention_layers,
-    channel_factors,
-    k_can_change,
-    pairs_of_channels,
-    share_heads,
-    v_can_change,
-)
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.tensor_reader import TensorSource
 
+Factors = NDArray[np.float32]
+"""Factors of a layer's K or V: [n_kv_heads, channels]."""
+
+
+def attention_layers(config: ModelSpec) -> dict[int, AttentionSpec]:
+    """The attention of grouped queries of each layer that has some."""
+    found = dict[int, AttentionSpec]()
+    for i, layer in enumerate(config.layers):
+        for mixer in (layer.mixer, layer.beside):
+            if isinstance(mixer, AttentionSpec):
+                found[i] = mixer
+    return found
+
+
+def readers(config: ModelSpec, layer: int) -> dict[int, AttentionSpec]:
+    """The layers whose queries meet the K of `layer`: itself, and those that have none."""
+    layers = attention_layers(config)
+    return {i: spec for i, spec in layers.items() if layer in (i, spec.kv_from)}
+
+
+def pairs_of_channels(spec: AttentionSpec) -> NDArray[np.int64]:
+    """The channel that shares a factor with each: [key_dim], itself where RoPE leaves it."""
+    partners = np.arange(spec.key_dim)
+    rope = spec.rope or RopeSpec(0)
+    n_pairs = rope.n_dims // 2
+    i = np.arange(n_pairs)
+    first, second = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + n_pairs)
+    partners[first], partners[second] = second, first
+    return partners
+
+
+def share_heads(config: ModelSpec, layer: int) -> bool:
+    """Whether all heads of a layer's K have the same factors, since a norm's weight is theirs."""
+    return any(
+        norm is not None and norm.span == "head"
+        for spec in readers(config, layer).values()
+        for norm in (spec.q_norm, spec.k_norm)
+    )
+
+
+def k_can_change(config: ModelSpec, layer: int) -> bool:
+    """Whether there are weights for the factors: a norm without weights has no place for them."""
+    return all(
+        norm is None or norm.tensor
+        for spec in readers(config, layer).values()
+        for norm in (spec.q_norm, spec.k_norm)
+    )
+
+
+def v_can_change(config: ModelSpec, layer: int) -> bool:
+    """Whether V is a product of rows of its own, and no norm follows."""
+    spec = attention_layers(config)[layer]
+    return spec.v_norm is None and not spec.value_from_key
+
+
+def channel_factors(
+    config: ModelSpec,
+    names: Collection[str],
+    k: Mapping[int, Factors],
+    v: Mapping[int, Factors],
+) -> dict[str, Factors]:
+    """What each tensor that changes is multiplied with, in a shape that broadcasts.
+
+    Args:
+        names: the tensors of the model.
+        k, v: what K and V of layers are to be multiplied with; heads that share a norm's weight and
+            channels of a RoPE pair have equal factors.
+    """
+    found = dict[str, Factors]()
+    for i, spec in attention_layers(config).items():
+        stored = i if spec.kv_from is None else spec.kv_from
+        at, group = f"blk.{i}.", spec.n_heads // spec.n_kv_heads
+        k_rows: Factors = k.get(stored, np.ones((spec.n_kv_heads, spec.key_dim), np.float32))
+        v_rows = v.get(stored, np.ones((spec.n_kv_heads, spec.value_dim), np.float32))
+        q_rows: Factors = np.repeat(1 / k_rows, group, axis=0).astype(np.float32)
+        columns = np.repeat(1 / v_rows, group, axis=0).reshape(1, -1)
+        found[f"{at}attn_output.weight"] = columns.astype(np.float32)
+        if spec.q_norm is not None:
+            found |= _of_norm(spec.q_norm, q_rows, names, at)
+            q_rows = np.ones_like(q_rows)
+        if spec.k_norm is not None and spec.kv_from is None:
+            found |= _of_norm(spec.k_norm, k_rows, names, at)
+            k_rows = np.ones_like(k_rows)
+        gated = spec.gated and f"{at}attn_gate.weight" not in names
+        if gated:  # of each head q, then its gate
+            q_rows = np.stack((q_rows, np.ones_like(q_rows)), axis=1)
+        parts: dict[str, Factors] = {"attn_q": q_rows, "attn_k": k_rows, "attn_v": v_rows}
+        if f"{at}attn_qkv.weight" in names:
+            parts["attn_qkv"] = np.concatenate([part.reshape(-1) for part in parts.values()])
+        for name, factors in parts.items():
+            found[f"{at}{name}.weight"] = factors.reshape(-1, 1)
+            found[f"{at}{name}.bias"] = factors.reshape(-1)
+    return {
+        name: factors for name, factors in found.items() if name in names and (factors != 1).any()
+    }
+
+
+def _of_norm(norm: NormSpec, rows: Factors, names: Collection[str], at: str) -> dict[str, Factors]:
+    """Factors of a norm's weight and bias; `rows` are [heads, channels]."""
+    factors = {"head": rows[0], "heads": rows, "row": rows.reshape(-1)}[norm.span]
+    weight = f"{at}{norm.tensor}"
+    if weight not in names:  # PLaMo's files leave ".weight" out
+        weight += ".weight"
+    return {weight: factors, f"{at}{norm.tensor}.bias": factors}
+
+
 Exponents = tuple[tuple[int, ...], ...]
-"""Of a layer's K or V: [n_kv_heads][channels]; a channel is divided by two to the power of its."""
+"""A layer's exponents of K or V: [n_kv_heads][channels]; a channel is divided by 2 ** exponent."""
 
 ALPHA = 0.5
 """Strength (SmoothQuant's alpha, arXiv:2211.10438, section 4; QServe takes 0.5 for keys)."""
@@ -111,20 +214,20 @@ def smoothing_of(
     A channel is divided by its size to the power of alpha. K's is multiplied with the size of the
     queries that meet it to the power of 1 - alpha as well, if that is known: an error e of a
     rotated row of K is alike in all channels and as large as the row, so its logits err by the
-    root of the sum of (q s)^2 times that of (K / s)^2, which is least where s^2 is K / q. What is
-    multiplied and divided by a power of two in a model then doesn't matter at all, as both sizes
-    show it.
+    root of the product of two sums, one over (q s)^2 and one over (K / s)^2, which is least where
+    s^2 is K / q. What is multiplied and divided by a power of two in a model then doesn't matter at
+    all, as both sizes show it.
 
     The others are left out: K where a norm has no weights or a type no scales of blocks
     (`can_scale_rows`), V where a norm follows, or `attn_output` is packed (its blocks run along a
     row, across the columns that would be multiplied).
 
     Args:
-        tensors: those of the model's file.
-        k, v: of layers, the magnitudes in the cache by channel: [n_kv_heads, channels], K after
-            RoPE. Of K root mean squares if there is `q`.
-        alpha: 1 makes all channels alike, 0 leaves them, or makes those of queries alike.
-        q: the same of queries, all heads that meet a head of K together.
+        tensors: the tensors of the model's file.
+        k, v: each layer's magnitudes in the cache by channel: [n_kv_heads, channels], K after
+            RoPE. Root mean squares of K if there is `q`.
+        alpha: 1 makes all channels alike, 0 leaves them, or makes the queries' channels alike.
+        q: magnitudes of queries, all heads that meet a head of K together.
 
     Raises:
         ValueError: alpha is not between 0 and 1.
@@ -153,7 +256,7 @@ def smoothing_of(
 
 
 def _largest(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray[np.float64]:
-    """Of channels of K that share a factor, the largest."""
+    """The largest of the channels of K that share a factor."""
     found: NDArray[np.float64] = np.asarray(sizes, np.float64)
     found = np.maximum(found, found[:, pairs_of_channels(spec)])
     if shared:
@@ -162,7 +265,7 @@ def _largest(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray[np.floa
 
 
 def _root_of_squares(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray[np.float64]:
-    """Of channels of K, or of q, that share a factor, the root of the sum of squares."""
+    """The root of the sum of squares of the channels of K, or of q, that share a factor."""
     squares = np.square(np.asarray(sizes, np.float64))
     squares = squares + squares[:, pairs_of_channels(spec)]
     if shared:
@@ -174,10 +277,10 @@ def _root_of_squares(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray
 def _exponents(
     sizes: NDArray[np.float64], alpha: float, others: NDArray[np.float64] | None = None
 ) -> Exponents:
-    """Those of channels, about their mean: so scales of a layer as a whole stay as they are.
+    """Exponents of channels, about their mean: so scales of a layer as a whole stay as they are.
 
     Args:
-        others: of what channels are multiplied with.
+        others: sizes of what channels are multiplied with.
     """
     counted, logs = sizes > 0, alpha * np.log2(np.maximum(sizes, LEAST))
     if others is not None:

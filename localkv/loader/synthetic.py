@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +22,75 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.loader.known_shape import KnownShape
 from localkv.loader.known_shapes import KNOWN_SHAPES
-from localkv.loader.random_blocks import random_blocks, set_scales
 from localkv.loader.shapes import SHAPES, check_shape, tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
 
+MINIMA = ("m", "dmin")
+"""Fields that shift a block's values."""
+SCALES = ("d", "e")
+
+
+def random_blocks(
+    fmt: QuantFormat, shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Bits as a file may have them; scales can be anything: uint8 [*shape, bytes of a block]."""
+    blocks = generator.integers(256, size=(*shape, fmt.block_bytes), dtype=np.uint8)
+    if fmt.name == "tq2_0":  # of the four values of two bits, a file has three
+        pairs = blocks & (blocks << 1) & 0xAA
+        blocks -= pairs
+    return blocks
+
+
+def set_scales(
+    fmt: QuantFormat,
+    planes: Sequence[NDArray[np.uint8]],
+    scale: float,
+    minimum: float,
+    generator: np.random.Generator,
+) -> None:
+    """Write a scale, and what is subtracted, to all blocks whose other bits are random.
+
+    Where scales are coarse, each is one of the two neighbours, and their mean square is right.
+
+    Args:
+        planes: views of the blocks' fields.
+    """
+    has_field = any(item.name in SCALES for item in fmt.planes)  # else it is spread over words
+    for item, plane in zip(fmt.planes, planes, strict=True):
+        if item.name in MINIMA:
+            plane[:] = _half(minimum)
+        elif item.name in SCALES and item.n_bytes == 2:
+            plane[:] = _half(scale)
+        elif item.name in SCALES:
+            plane[:] = _small_floats(fmt, scale, plane.shape, generator)
+        elif item.name == "scales" and not has_field:
+            quarters = np.array([scale], np.float16).view(np.uint16) >> np.arange(0, 16, 4) & 15
+            plane[..., 1::2] = plane[..., 1::2] & 15 | (quarters << 4).astype(np.uint8)
+
+
+def _half(value: float) -> NDArray[np.uint8]:
+    return np.array([value], np.float16).view(np.uint8)
+
+
+def _small_floats(
+    fmt: QuantFormat, scale: float, shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Codes of a type whose scales are floats of a byte, which ascend with their codes."""
+    table = cast(NDArray[np.float32], fmt.codec.SCALES).astype(np.float64)  # type: ignore[attr-defined]
+    table = table[: int(table.argmax()) + 1]
+    below = int(np.searchsorted(table, scale or 1.0, side="right")) - 1
+    low, high = table[below] ** 2, table[below + 1] ** 2
+    share_above = (np.square(scale or 1.0) - low) / (high - low)
+    codes: NDArray[np.uint8] = (below + (generator.random(shape) < share_above)).astype(np.uint8)
+    return codes
+
+
 RANDOM_ROWS = 1024
 """Random rows; larger matrices repeat them."""
 SAMPLE_VALUES = 1 << 17
-"""Values, or 16 rows, whose variance is taken for that of all."""
+"""Values, or 16 rows, whose variance stands for the whole matrix."""
 
 
 def random_rows(
@@ -107,7 +168,7 @@ class RandomTensors:
         return copy
 
     def release(self, name: str) -> None:
-        """Give back a matrix that was laid out anew, as a file's: its rows then read as zeros."""
+        """Give back a matrix that was laid out again, as a file's: its rows then read as zeros."""
         if name in self._maps:
             self._maps[name].madvise(mmap.MADV_DONTNEED)
 

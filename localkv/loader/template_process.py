@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.template_child import MAX_MEMORY
+from localkv.loader.template_program import MAX_MEMORY
 from localkv.system.limited_process import ChildEndedError, LimitedProcesses
 
 RENDER_SECONDS = 5.0
-"""How long a template may take; those of real models take milliseconds."""
+"""How long a template may take; real models' take milliseconds."""
 
 MAX_SOURCE = 1 << 20
-"""Characters of a template. Those of real models have up to some 20,000."""
+"""Characters of a template. Real models' have up to some 20,000."""
 
 MAX_PROMPT, MAX_GROWTH = 1 << 20, 8
 """The most characters of a prompt, and the number added for each byte of the conversation."""
@@ -22,7 +22,7 @@ MAX_PROMPT, MAX_GROWTH = 1 << 20, 8
 _HINT = "use another template (--chat-template-file)"
 
 processes = LimitedProcesses(
-    "localkv.loader.template_child",
+    "localkv.loader.template_program",
     does="renders",
     many="chat templates",
     memory=MAX_MEMORY,

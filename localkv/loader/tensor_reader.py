@@ -160,7 +160,7 @@ class TensorReader:
         return weight
 
     def values(self, name: str, *shape: int) -> NDArray[np.float32]:
-        """Those of a vector or of several, on the host."""
+        """Values of a vector or of several, on the host."""
         return self.packed(name, *shape).decode()
 
     def vector(self, name: str, *shape: int) -> Array:
@@ -243,8 +243,9 @@ class TensorReader:
         return tuple(linears)
 
     def interleaved(self, names: Sequence[str], n_heads: int, n_out: int, n_in: int) -> Linear:
-        """Matrices of `n_out` rows a head, [n_heads * n_out, n_in] each, as one that has those of
-        the first head one after the other, then those of the second.
+        """One matrix of several of `n_out` rows a head, [n_heads * n_out, n_in] each.
+
+        It has all rows of the first head, one matrix after the other, then all of the second.
 
         Raises:
             ModelFileError: they are of different types.

@@ -4,26 +4,37 @@ A text is first searched for special tokens (`tokenizer_st_partition` in llama.c
 `src/llama-vocab.cpp`); the text between them goes to the BPE, the SentencePiece or the unigram
 model. Control tokens are found only on request and only where the caller allows them; no text
 merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing
-about chat templates.
+about chat templates, nor which expressions belong to which model
+(`localkv.loader.pre_tokenizers`).
 """
 
 from __future__ import annotations
 
+import codecs
+import math
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+import struct
+import warnings
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Protocol
 
-from localkv.errors import UsageError
-from localkv.loader.bpe_tokenizer import bpe_encoder, bpe_token_bytes
-from localkv.loader.plamo_tokenizer import plamo_encoder
-from localkv.loader.spm_tokenizer import spm_encoder, spm_token_bytes
-from localkv.loader.stream_decoder import StreamDecoder
-from localkv.loader.token_types import SPACE, SPECIAL_TYPES, TokenType
-from localkv.loader.vocabulary import Vocabulary, read_vocabulary
+from localkv.errors import ModelFileError, UsageError
+from localkv.loader.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from localkv.loader.vocabulary import (
+    BYTE_TEXTS,
+    SPACE,
+    SPECIAL_TYPES,
+    TokenType,
+    Vocabulary,
+    read_vocabulary,
+)
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer as Step
+
     from localkv.loader.metadata import Metadata
 
 _CONTROL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
@@ -339,3 +350,344 @@ class Tokenizer:
             while end < len(text) and not taken[end] and text[end] in _C_SPACES:
                 end += 1
         return start, end
+
+
+class _Pieces(Protocol):
+    """A tokenizer as a stream decoder needs it."""
+
+    def piece(self, token: int, *, after_text: bool, skip_special: bool) -> tuple[bytes, bool]: ...
+
+
+class StreamDecoder:
+    """Decodes a sequence of tokens as it grows, in pieces that are always whole characters.
+
+    The pieces joined are `Tokenizer.decode` of the whole sequence. A character whose
+    bytes are spread over several tokens comes with the last of them; bytes that are no UTF-8 come
+    as U+FFFD, as soon as that is clear.
+
+    Args:
+        tokenizer: where the tokens are from.
+        after_text: whether the first token continues a text.
+        skip_special: whether control tokens are left out.
+        kept: control tokens that are not.
+    """
+
+    def __init__(
+        self,
+        tokenizer: _Pieces,
+        *,
+        after_text: bool,
+        skip_special: bool,
+        kept: Container[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._after_text = after_text
+        self._skip_special = skip_special
+        self._kept = kept
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The characters that are complete with this token; often none.
+
+        Raises:
+            UsageError: there is no such token.
+        """
+        skip = self._skip_special and token not in self._kept
+        data, self._after_text = self._tokenizer.piece(
+            token, after_text=self._after_text, skip_special=skip
+        )
+        return self._utf8.decode(data)
+
+    def flush(self, *, is_cut: bool = False) -> str:
+        """U+FFFD if the last character is still incomplete, else nothing.
+
+        Args:
+            is_cut: the text was cut, so an incomplete character is left out.
+        """
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return "" if is_cut else rest
+
+
+LONG = 4096
+"""Least characters of a text that is cut into tokens while other threads go on."""
+
+
+def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """BPE by a list of merges, through Hugging Face's `tokenizers`: a function from text to ids.
+
+    Merges are of bytes, in GPT-2's alphabet, or of characters, with SentencePiece's way to write
+    spaces and bytes. The function yields no control token for any text.
+
+    A byte without a token is left out, as in llama.cpp; the vocabularies in use have all 256.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    family = PRE_TOKENIZERS[vocabulary.pre]
+    ids = _reachable_ids(vocabulary)
+    # Bytes without a token are left out after the merging: before, their neighbours could merge.
+    n_vocab, missing = len(vocabulary.tokens), "<no token>"
+    names = BYTE_TEXTS if family.of_characters else _byte_of_character()
+    has_all_bytes = all(name in ids for name in names)
+    if not has_all_bytes:
+        ids[missing] = n_vocab
+    unk_token = None if has_all_bytes else missing
+    steps = [] if family.of_characters else [ByteLevel(add_prefix_space=False, use_regex=False)]
+    tokenizer = _tokenizer(family, ids, vocabulary.merges, unk_token, steps)
+
+    def encode(text: str) -> list[int]:
+        if len(text) < LONG:
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return found if has_all_bytes else [token for token in found if token < n_vocab]
+
+    if not family.of_characters:
+        return encode
+    line_breaks = re.compile(r"(\n+)")
+
+    def encode_characters(text: str) -> list[int]:
+        text = text.replace(" ", SPACE)
+        if not family.newline_tokens:
+            return encode(text)
+        found: list[int] = []
+        for piece in filter(None, line_breaks.split(text)):
+            is_token = piece[0] == "\n" and piece in ids
+            found += (ids[piece],) if is_token else encode(piece)
+        return found
+
+    return encode_characters
+
+
+def _reachable_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    types = vocabulary.types
+    return {text: i for text, i in vocabulary.ids.items() if types[i] not in _CONTROL_TYPES}
+
+
+def _tokenizer(
+    family: PreTokenizer,
+    ids: dict[str, int],
+    merges: Collection[str],
+    unk_token: str | None,
+    steps: Iterable[Step],
+) -> FastTokenizer:
+    from tokenizers import Regex
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    pairs = [
+        (merge[:space], merge[space + 1 :]) for merge in merges if (space := merge.find(" ", 1)) > 0
+    ]
+    options = {
+        "unk_token": unk_token,
+        "ignore_merges": family.ignore_merges,
+        "byte_fallback": family.of_characters,
+    }
+    try:
+        model = BPE(ids, pairs, **options)
+    except Exception:  # `tokenizers` refuses merges of or into unknown tokens
+        pairs = [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
+        model = BPE(ids, pairs, **options)
+    tokenizer = FastTokenizer(model)
+    splits = [Split(Regex(regex), "isolated") for regex in family.regexes]
+    tokenizer.pre_tokenizer = Sequence([*splits, *steps])
+    return tokenizer
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: bytes that print stand for themselves, the others for U+0100 onwards."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    alphabet = {chr(byte): byte for byte in printing}
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def bpe_token_bytes(text: str) -> bytes:
+    """The bytes that a token's text stands for; a text outside the alphabet stands for itself."""
+    alphabet = _byte_of_character()
+    try:
+        return bytes(alphabet[character] for character in text)
+    except KeyError:
+        return text.encode("utf-8", errors="replace")
+
+
+_BPE = 2  # TrainerSpec.ModelType
+
+
+def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """SentencePiece BPE, through the `sentencepiece` library: a function from text to ids.
+
+    A GGUF file holds the pieces, scores and types of a SentencePiece model, and no merges: the pair
+    that makes the token with the highest score is merged first, the leftmost of equals. The model
+    is put together again in SentencePiece's own file format (`sentencepiece_model.proto`), so that
+    the original program does that. The function yields no control token for any text.
+
+    A character without a token becomes its UTF-8 bytes, or the unknown token in a vocabulary
+    without byte tokens (where llama.cpp fails), or nothing if there is none either.
+
+    Raises:
+        ModelFileError: SentencePiece refuses the vocabulary.
+    """
+    with warnings.catch_warnings():
+        # Its SWIG wrapper defines types in a way that Python 3.12 and later complain about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from sentencepiece import SentencePieceProcessor
+
+    try:
+        processor = SentencePieceProcessor(model_proto=_model_proto(vocabulary))
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"the tokenizer is malformed: {' '.join(str(error).split())}"
+        ) from None
+    n_vocab = len(vocabulary.tokens)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = processor.encode(text)
+        if max(ids, default=0) >= n_vocab:
+            return [token for token in ids if token < n_vocab]
+        return ids
+
+    return encode
+
+
+def _model_proto(vocabulary: Vocabulary) -> bytes:
+    tokens, types, unk_id = vocabulary.tokens, vocabulary.types, vocabulary.unk_id
+    has_bytes = all(text in vocabulary.ids for text in BYTE_TEXTS)
+    byte_ids = {vocabulary.ids[text] for text in BYTE_TEXTS} if has_bytes else set()
+    # SentencePiece wants exactly one unknown piece.
+    if unk_id is None or types[unk_id] not in (TokenType.UNKNOWN, TokenType.CONTROL):
+        unk_id = len(tokens)
+    pieces = []
+    names = set(tokens)
+    for token, text in enumerate([*tokens, ""] if unk_id == len(tokens) else tokens):
+        if token in byte_ids:
+            piece_type = TokenType.BYTE
+        elif token == unk_id:
+            piece_type = TokenType.UNKNOWN
+        elif vocabulary.ids[text] != token or "\0" in text:
+            piece_type = TokenType.CONTROL  # SentencePiece would refuse it
+        elif types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED):
+            # Those that users defined are matched before; to the merges they are like any other.
+            piece_type = TokenType.NORMAL
+        elif types[token] == TokenType.UNUSED:
+            piece_type = TokenType.UNUSED
+        else:
+            piece_type = TokenType.CONTROL
+        score = vocabulary.scores[token] if token < len(tokens) else 0.0
+        if piece_type in (TokenType.UNKNOWN, TokenType.CONTROL):
+            # Any name, as long as it is no piece's and too long for a single character.
+            text = f"<special {token}>"
+            while text in names:
+                text += ">"
+        body = _bytes_field(1, text.encode("utf-8", errors="replace"))
+        pieces.append(
+            _bytes_field(1, body + b"\x15" + struct.pack("<f", score) + _int_field(3, piece_type))
+        )
+    trainer = _int_field(3, _BPE) + _int_field(35, has_bytes)
+    normalizer = _int_field(3, False) + _int_field(4, False) + _int_field(5, True)
+    return b"".join(pieces) + _bytes_field(2, trainer) + _bytes_field(3, normalizer)
+
+
+def _int_field(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _bytes_field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def spm_token_bytes(text: str, token_type: int) -> bytes:
+    """The bytes that a token stands for (`token_to_piece` of llama.cpp)."""
+    if token_type == TokenType.BYTE:
+        try:
+            return bytes((int(text[3:5], 16),))
+        except ValueError:
+            return b""
+    return text.replace(SPACE, " ").encode("utf-8", errors="replace")
+
+
+_SCALE = 1e4
+_UNKNOWN = -10_000_000
+"""Score of a character without a token."""
+_LEAST = -20_000_000
+"""A token with a score that is not above it is never taken."""
+
+_MOST_CHARS = 1 << 28
+"""Characters of all beginnings of all tokens together; real vocabularies have some five million."""
+
+_REACHABLE = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED))
+
+
+def plamo_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """PLaMo 2's and 3's tokenizer: a function from text to the tokens of the best score.
+
+    Of all ways to cut the text it takes the one whose scores have the largest sum.
+
+    That is a unigram model (T. Kudo, https://arxiv.org/abs/1804.10959), found from the end of the
+    text to its start. As in the models' own program and llama.cpp (`llm_tokenizer_plamo2` in
+    `src/llama-vocab.cpp`), scores are whole numbers, of equal ways the one with the longer token
+    counts, and a character without a token becomes the tokens of its bytes. The function yields no
+    control token for any text.
+
+    A byte order mark at the start is left out, as in llama.cpp.
+
+    Raises:
+        ModelFileError: there is no token for some byte, or tokens are too long.
+    """
+    missing = next((text for text in BYTE_TEXTS if text not in vocabulary.ids), None)
+    if missing is not None:
+        raise ModelFileError(f"the tokenizer is malformed: it has no token {missing}")
+    bytes_of = [vocabulary.ids[text] for text in BYTE_TEXTS]
+    tokens = _scored(vocabulary)
+    if sum(len(text) ** 2 for text in tokens) > 2 * _MOST_CHARS:
+        longest = max(map(len, tokens))
+        raise ModelFileError(f"the tokenizer has too long tokens, of up to {longest} characters")
+    beginnings = {text[:end] for text in tokens for end in range(1, len(text) + 1)}
+
+    def encode(text: str) -> list[int]:
+        text = text.removeprefix("\ufeff")
+        costs = [0] * (len(text) + 1)
+        ends = [0] * len(text)
+        ids = [-1] * len(text)
+        for start in range(len(text) - 1, -1, -1):
+            least, ends[start] = costs[start + 1] - _UNKNOWN, start + 1
+            end = start + 1
+            while end <= len(text) and (piece := text[start:end]) in beginnings:
+                if (found := tokens.get(piece)) is not None:
+                    score, token = found
+                    if (cost := costs[end] - score) <= least:
+                        least, ends[start], ids[start] = cost, end, token
+                end += 1
+            costs[start] = least
+        found_ids, start = [], 0
+        while start < len(text):
+            if ids[start] >= 0:
+                found_ids.append(ids[start])
+            else:
+                found_ids += [bytes_of[byte] for byte in text[start].encode()]
+            start = ends[start]
+        return found_ids
+
+    return encode
+
+
+def _scored(vocabulary: Vocabulary) -> dict[str, tuple[int, int]]:
+    """Score and id of each token that a text can be cut into."""
+    scored = {}
+    for token, text in enumerate(vocabulary.tokens):
+        score = vocabulary.scores[token] * _SCALE
+        whole = math.floor(score + 0.5) if score > 0 else math.ceil(score - 0.5)
+        if vocabulary.types[token] in _REACHABLE and whole > _LEAST:
+            scored[text] = whole, token
+    return scored

@@ -12,8 +12,7 @@ from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.listed_tensors import checked_spec
-from localkv.loader.model_header import ModelHeader
-from localkv.loader.shared_tokens import shared_tokens
+from localkv.loader.model_header import ModelHeader, shared_tokens
 from localkv.memory.plan import DraftMemory, ModelMemory
 
 

@@ -1,6 +1,6 @@
 """Tensors of older files that are taken apart when they are loaded, and what is made of them.
 
-`attn_kv_b` becomes the two stacks that newer files hold (`loader/latent_weights.py`): memory of
+`attn_kv_b` becomes the two stacks that newer files hold (`loader/weights.py`): memory of
 their own, and nothing of the tensor is read again.
 """
 

@@ -18,7 +18,7 @@ from localkv.errors import LocalKVError
 from localkv.kernels.backend import Backend, TokenInputs, run_one_by_one
 from localkv.kernels.grouped_attention import norm_heads
 from localkv.kernels.layer_weights import LayerWeights
-from localkv.loader.channel_factors import attention_layers, readers
+from localkv.loader.smoothing import attention_layers, readers
 from localkv.model import Transformer
 from localkv.quality.channels import TYPE, rows_of
 

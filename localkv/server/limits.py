@@ -64,7 +64,7 @@ Name: TypeAlias = Annotated[str, Meta(max_length=512)]
 Word: TypeAlias = Annotated[str, Meta(max_length=64)]
 """One of a few words, such as the effort of reasoning."""
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model reasons; `reasoning_tags.EFFORTS`."""
+"""How much a model reasons; `answer_tags.EFFORTS`."""
 StopString: TypeAlias = Annotated[str, Meta(max_length=512)]
 Stops: TypeAlias = Annotated[list[StopString], Meta(max_length=16)]
 Breaker: TypeAlias = Annotated[str, Meta(max_length=LONGEST_BREAKER)]

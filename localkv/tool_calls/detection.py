@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from localkv.errors import LocalKVError
-from localkv.loader.channels import writes_channels
+from localkv.loader.answer_tags import writes_channels
 from localkv.loader.chat_messages import messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.tool_calls import (

@@ -1,6 +1,6 @@
 """gpt-oss's calls: messages to a recipient, `<|channel|>commentary to=functions.NAME`.
 
-`localkv.loader.channels` makes calls in Hermes' manner of them before anybody reads the text, so
+`localkv.loader.answer_tags` makes calls in Hermes' manner of them before anybody reads the text, so
 they are parsed as those; only the grammar is of what the model itself writes.
 (https://cookbook.openai.com/articles/openai-harmony)
 """

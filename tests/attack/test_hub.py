@@ -121,7 +121,7 @@ def attack(
         return ask(name, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", on_loopback)
-    monkeypatch.setattr("localkv.loader.shelf.shelves", list)
+    monkeypatch.setattr("localkv.loader.local_models.shelves", list)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     monkeypatch.setattr(exchange, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(exchange, "SLOW_SECONDS", 1.0)

@@ -36,7 +36,7 @@ def here(
     program: Program, monkeypatch: pytest.MonkeyPatch, hub: FakeHub, tmp_path: Path
 ) -> Program:
     """The program, without a shelf; the hub has two models."""
-    monkeypatch.setattr("localkv.loader.shelf.shelves", list)
+    monkeypatch.setattr("localkv.loader.local_models.shelves", list)
     monkeypatch.chdir(tmp_path)
     hub.repos[REPO] = {"m-Q4_K_M.gguf": DATA, "m-Q8_0.gguf": OTHER}
     return program

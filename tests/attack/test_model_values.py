@@ -12,9 +12,8 @@ import pytest
 
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.metadata import Metadata
-from localkv.loader.model_spec import model_spec
-from localkv.loader.number_ranges import OF_MODELS, range_of
+from localkv.loader.metadata import OF_MODELS, Metadata, range_of
+from localkv.loader.model_header import model_spec
 from localkv.loader.vocabulary import read_vocabulary
 from support.attack.extreme_values import KINDS, Change, base_model, sampled, take_apart
 from support.attack.limited_child import (

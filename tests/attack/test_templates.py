@@ -18,7 +18,7 @@ import pytest
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader import template_process
 from localkv.loader.chat_template import ChatTemplate, ChatTemplateError
-from localkv.loader.template_child import MAX_MEMORY
+from localkv.loader.template_program import MAX_MEMORY
 from localkv.system.limited_child import ALARM_SECONDS
 from localkv.system.limited_process import MOST_IDLE
 from support.attack.hostile_templates import CASES, MEMORY, TIME, damaged, random_template

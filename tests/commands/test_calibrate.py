@@ -22,8 +22,8 @@ from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_hash import model_hash
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_fingerprint import model_hash
+from localkv.loader.model_header import model_spec
 from localkv.loader.weights import load_model
 from localkv.memory.kv_bytes import mean_bits_of
 from localkv.quality.calibration_plan import Plan, sensible_types

@@ -12,7 +12,7 @@ from localkv.cache.recurrent_state import state_bytes
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from support.hybrid_models import hybrid
 
 

@@ -496,7 +496,7 @@ def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -
     from localkv.cache.scales import write_kv_scales
     from localkv.formats import KV_FORMATS
     from localkv.loader.gguf_file import open_gguf
-    from localkv.loader.model_spec import model_spec
+    from localkv.loader.model_header import model_spec
     from support.cache_types import scales_of
 
     scales = tmp_path / "scales.json"

@@ -48,7 +48,7 @@ def here(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("localkv.loader.shelf.shelves", list)
+    monkeypatch.setattr("localkv.loader.local_models.shelves", list)
     return program
 
 
@@ -336,7 +336,7 @@ def test_list_shows_shelf_and_cache(
     (shelf / "mine.gguf").write_bytes(tiny_model.read_bytes())
     (shelf / "mmproj-mine.gguf").write_bytes(b"no model")
     (shelf / "half-00001-of-00002.gguf").write_bytes(b"no model")
-    monkeypatch.setattr("localkv.loader.shelf.shelves", lambda: [Path("models")])
+    monkeypatch.setattr("localkv.loader.local_models.shelves", lambda: [Path("models")])
     assert program("pull", REPO).code == 0
     names = ["models/mine.gguf", f"{REPO}:Q4_K_M"]
     assert program("list", "-q").out.splitlines() == names
@@ -360,7 +360,7 @@ def test_list_goes_on_after_a_damaged_file(
     monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
     Path("models/bad.gguf").write_bytes(b"not a model")
-    monkeypatch.setattr("localkv.loader.shelf.shelves", lambda: [Path("models")])
+    monkeypatch.setattr("localkv.loader.local_models.shelves", lambda: [Path("models")])
     result = program("list")
     assert result.code == 0
     assert result.out.splitlines()[1].split()[:6] == ["models/bad.gguf", "11", "B", "-", "-", "-"]
@@ -368,7 +368,7 @@ def test_list_goes_on_after_a_damaged_file(
 
 
 def test_the_shelf_that_ships_is_listed() -> None:
-    from localkv.loader.shelf import models_on, shelves
+    from localkv.loader.local_models import models_on, shelves
 
     found = {folder.resolve(): folder for folder in shelves()}
     shelf = found[ROOT / "models"]
@@ -395,7 +395,7 @@ def test_a_header_without_facts(program: Program, tmp_path: Path, monkeypatch, h
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    monkeypatch.setattr("localkv.loader.shelf.shelves", lambda: [Path("models")])
+    monkeypatch.setattr("localkv.loader.local_models.shelves", lambda: [Path("models")])
     row = program("list").out.splitlines()[1].split()
     assert row[3:6] == ["Q8_0", "mamba", "-"]
 

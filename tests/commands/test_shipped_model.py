@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localkv.commands.model_file import named_or_shipped
-from localkv.loader import shipped_model
+from localkv.loader import local_models
 from support.paths import MODELS
 
 SAID = (
@@ -52,7 +52,7 @@ def test_other_commands_want_a_name(program, command: str) -> None:
 
 
 def test_a_copy_without_it(program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped_model, "PACKAGE", tmp_path / "localkv")
+    monkeypatch.setattr(local_models, "PACKAGE", tmp_path / "localkv")
     result = program("complete", "-p", "x")
     assert result.code == 2
     assert result.err_lines[0] == "error: -m/--model is missing (or set LOCALKV_MODEL)"
@@ -60,16 +60,16 @@ def test_a_copy_without_it(program, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside an installed package, beside the package in a checkout."""
-    monkeypatch.setattr(shipped_model, "PACKAGE", tmp_path / "localkv")
+    monkeypatch.setattr(local_models, "PACKAGE", tmp_path / "localkv")
     beside, inside = (tmp_path / name / "models" for name in (".", "localkv"))
     beside.mkdir()
-    (beside / shipped_model.SHIPPED).touch()
-    assert shipped_model.shipped_model() is None  # a neighbour in site-packages
+    (beside / local_models.SHIPPED).touch()
+    assert local_models.shipped_model() is None  # a neighbour in site-packages
     (tmp_path / "pyproject.toml").touch()
-    assert shipped_model.shipped_model() == beside / shipped_model.SHIPPED
+    assert local_models.shipped_model() == beside / local_models.SHIPPED
     inside.mkdir(parents=True)
-    (inside / shipped_model.SHIPPED).touch()
-    assert shipped_model.shipped_model() == inside / shipped_model.SHIPPED
+    (inside / local_models.SHIPPED).touch()
+    assert local_models.shipped_model() == inside / local_models.SHIPPED
 
 
 def test_the_chat_takes_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.memory.kv_bytes import fits_head, kv_bytes_per_token
 from localkv.memory.weight_bytes import weights_by_type
 from support import tiny_model as tiny

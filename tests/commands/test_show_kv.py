@@ -16,7 +16,7 @@ from localkv.cache.profile_file import read_profile, write_profile
 from localkv.commands.kv_view import KVView, Run, Shift, of_profile, outlier_runs, require_rows
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from support.paths import MODELS
 from support.program import Program
 
@@ -220,7 +220,7 @@ def test_a_profile_is_drawn_without_a_model(
 def test_attention_and_the_profile_of_a_model(
     program: Program, tiny_model: Path, tmp_path: Path
 ) -> None:
-    from localkv.loader.model_hash import model_hash
+    from localkv.loader.model_fingerprint import model_hash
 
     plot = tmp_path / "kv.png"
     asked = ("show", tiny_model, "--kv", "-p", TEXT, "-ctk", "q4_0", "-ctv", "q8_0", "--plot", plot)

@@ -16,7 +16,7 @@ from localkv.chat.local_engine import engine_facts
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.memory.kv_bytes import context_bytes
 from localkv.memory.plan import ModelMemory
 from support.program import Program

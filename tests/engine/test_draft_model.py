@@ -25,8 +25,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.guessing import Guessed, Guessing
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.metadata import Metadata
-from localkv.loader.model_header import ModelHeader
-from localkv.loader.shared_tokens import shared_tokens
+from localkv.loader.model_header import ModelHeader, shared_tokens
 from localkv.loader.weights import load_model
 from localkv.memory.draft_file import DraftFile
 from localkv.model import Transformer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.loader.answer_tags import REASONING_TAGS, ReasoningTags
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import REASONING_TAGS, ReasoningTags
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 

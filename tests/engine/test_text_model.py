@@ -14,8 +14,8 @@ from localkv.chat.reasoning import split_reasoning
 from localkv.engine.api.text_model import TextModel
 from localkv.engine.text import new_stream
 from localkv.errors import UsageError
+from localkv.loader.answer_tags import CHANNELS
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import CHANNELS
 from localkv.loader.tokenizer import tokenizer_from_metadata
 from support import tiny_model as tiny_model_file
 from support.family_templates import GPT_OSS

@@ -19,7 +19,7 @@ from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf, read_metadata
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

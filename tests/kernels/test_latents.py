@@ -29,9 +29,8 @@ from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.latent_weights import transposed
 from localkv.loader.synthetic import random_rows
-from localkv.loader.weights import load_model
+from localkv.loader.weights import load_model, transposed
 from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
 from support.cache_types import BY_HEAD, NAMES

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv.chat.reasoning import split_reasoning
-from localkv.loader.channels import ChannelDecoder, channel_markers, in_channels, writes_channels
+from localkv.loader.answer_tags import ChannelDecoder, channel_markers, in_channels, writes_channels
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.family_templates import FAMILIES, GPT_OSS
 from support.tiny_vocabulary import bpe_metadata

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.channels import in_channels
+from localkv.loader.answer_tags import CHANNELS, ReasoningTags, in_channels
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
 from localkv.loader.chat_template import THINK as THINK_SWITCH
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import CHANNELS, ReasoningTags
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.family_templates import FAMILIES, Family
 from support.tiny_vocabulary import bpe_metadata

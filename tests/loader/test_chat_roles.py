@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.chat_messages import messages_for, shows_calls, tools_for
-from localkv.loader.chat_roles import in_turns
+from localkv.loader.chat_messages import in_turns, messages_for, shows_calls, tools_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from support.family_templates import FAMILIES, QWEN3

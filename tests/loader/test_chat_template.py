@@ -20,7 +20,7 @@ from localkv.loader.chat_template import (
     encode_chat,
 )
 from localkv.loader.metadata import Metadata
-from localkv.loader.template_text import TemplateText, concatenate, markup, segments
+from localkv.loader.template_program import TemplateText, concatenate, markup, segments
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 

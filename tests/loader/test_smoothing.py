@@ -22,11 +22,16 @@ from localkv.formats.scaled import can_scale_rows, scaled
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.backend import reference_backend
-from localkv.loader.channel_factors import attention_layers, pairs_of_channels, share_heads
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
-from localkv.loader.random_blocks import random_blocks, set_scales
-from localkv.loader.smoothing import Smoothing, smoothing_of
+from localkv.loader.model_header import model_spec
+from localkv.loader.smoothing import (
+    Smoothing,
+    attention_layers,
+    pairs_of_channels,
+    share_heads,
+    smoothing_of,
+)
+from localkv.loader.synthetic import random_blocks, set_scales
 from localkv.loader.weights import load_model
 from localkv.quality.channel_sizes import channel_sizes
 from support.dense_variants import dense_variant

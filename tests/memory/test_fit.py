@@ -23,7 +23,7 @@ from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.memory import CudaMemory
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs

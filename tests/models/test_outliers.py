@@ -17,7 +17,7 @@ from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_spec import model_spec
+from localkv.loader.model_header import model_spec
 from localkv.loader.weights import load_model
 from support.paths import MODELS
 from support.random_model import variant

@@ -23,7 +23,7 @@ from localkv.formats.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_hash import model_hash
+from localkv.loader.model_fingerprint import model_hash
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localkv.loader.reasoning_tags import ANSWER_TAGS, CHANNELS, REASONING_TAGS
+from localkv.loader.answer_tags import ANSWER_TAGS, CHANNELS, REASONING_TAGS
 from localkv.server.answer import AnswerReader, Reasoning
 from localkv.tool_calls.events import CallArguments, Content
 from localkv.tool_calls.hermes import HERMES

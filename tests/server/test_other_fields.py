@@ -20,8 +20,8 @@ from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.responses import Responses
 
+from localkv.loader.answer_tags import EFFORTS
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import EFFORTS
 from localkv.server import limits
 from localkv.server.chat_request import ChatBody, rendered
 from localkv.server.dialects import anthropic_messages, ollama_request

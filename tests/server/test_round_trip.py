@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv.engine.text.stream import Timings, Usage
-from localkv.loader.chat_messages import messages_for
-from localkv.loader.chat_roles import in_turns
+from localkv.loader.chat_messages import in_turns, messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.server.answer import AnswerReader, Delta, Reasoning

@@ -12,8 +12,8 @@ import pytest
 from localkv import LLM
 from localkv.engine.text.answer_scope import FINAL
 from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.loader.answer_tags import REASONING_TAGS, THINK_TAGS
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import REASONING_TAGS, THINK_TAGS
 from localkv.loader.tokenizer import tokenizer_from_metadata
 from support import family_templates
 from support import tiny_model as tiny_model_file

@@ -93,8 +93,8 @@ async def test_models_in_the_folder_of_the_open_one_are_offered(
 ) -> None:
     for name in ("a.gguf", "b.gguf", "b-mmproj.gguf", "notes.txt"):
         (tmp_path / name).write_bytes(b"GGUF")
-    monkeypatch.setattr("localkv.loader.shelf.own_shelves", list)
-    monkeypatch.setattr("localkv.loader.local_models.cached_models", list)
+    monkeypatch.setattr("localkv.loader.local_models.own_shelves", list)
+    monkeypatch.setattr("localkv.loader.hub.cache.cached_models", list)
     monkeypatch.chdir(tmp_path)
     models = Models()
     monkeypatch.setattr(models, "check", lambda *_, **__: None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from localkv.engine.api.options import PromptOptions
 from localkv.engine.api.prompts import Prompt
 from localkv.errors import UsageError
-from localkv.loader.call_markers import CALL_MARKERS
+from localkv.loader.answer_tags import CALL_MARKERS, REASONING_TAGS
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
 from localkv.loader.chat_template import (
     ChatTemplate,
@@ -18,7 +18,6 @@ from localkv.loader.chat_template import (
     has_chat_template,
 )
 from localkv.loader.gguf_file import GGUFFile
-from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.option_types import check_types
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from localkv.loader.answer_tags import CHANNELS, REASONING_TAGS, THINK_TAGS, tags_at_start
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import CHANNELS, REASONING_TAGS, THINK_TAGS, tags_at_start
 from localkv.loader.tokenizer import Tokenizer
 from localkv.structured.grammar import Grammar, grammar_of
 from localkv.tool_calls.call_grammar import call_grammar

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from localkv.loader.channels import channel_markers
+from localkv.loader.answer_tags import REASONING_TAGS, channel_markers
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer
 from localkv.structured.grammar import Grammar
 from localkv.structured.scope import EVERYWHERE, Scope, text_pattern

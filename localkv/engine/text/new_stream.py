@@ -13,7 +13,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text.reasoning_budget import ReasoningBudget
 from localkv.engine.text.stream import TextStream, TokenDecoder
-from localkv.loader.channels import ChannelDecoder, channel_markers
+from localkv.loader.answer_tags import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

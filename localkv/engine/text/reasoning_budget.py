@@ -5,16 +5,16 @@ from __future__ import annotations
 import codecs
 
 from localkv.engine.text.answer_scope import FINAL, last_of
-from localkv.loader.channels import channel_markers
-from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import (
+from localkv.loader.answer_tags import (
     CHANNEL_END,
     CHANNELS,
     NEXT_MESSAGE,
     REASONING_TAGS,
     ReasoningTags,
+    channel_markers,
     tags_at_start,
 )
+from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.tokenizer import Tokenizer
 
 _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)

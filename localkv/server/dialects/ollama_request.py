@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from localkv.loader.channels import writes_channels
+from localkv.loader.answer_tags import REASONING_TAGS, writes_channels
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.server import limits
 from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError, unsupported

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from localkv.loader.number_ranges import OF_FILES, OF_MODELS
+from localkv.loader.metadata import OF_FILES, OF_MODELS
 from support.gguf_bytes import ARRAY, F32, F64, I32, I64, U32, U64, Tensor, gguf_bytes
 from support.hybrid_models import hybrid
 from support.own_models import write_own

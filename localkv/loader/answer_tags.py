@@ -1,11 +1,15 @@
-"""gpt-oss's answers: several messages, each in a channel, become one text.
+"""The tags by which models set their reasoning, and calls of tools, apart from an answer.
+
+`REASONING_TAGS` is the one table of all families' tags of reasoning. gpt-oss has channels instead:
+each message of an answer names one. In a prompt they are tags like others; in a text `<think>` and
+`</think>` stand for them.
 
 An answer of OpenAI's harmony format is `<|channel|>analysis<|message|>...<|end|><|start|>assistant
 <|channel|>final<|message|>...<|return|>`: the reasoning is in the channel `analysis`, what is meant
 for the user in `final` or, before a tool is called, in `commentary`. A call names its recipient,
-`commentary to=functions.NAME <|constrain|>json`, and ends with `<|call|>`. In the text there is
-reasoning between `<think>` and `</think>`, and a call between `<tool_call>` and `</tool_call>`, as
-other models write them. (https://cookbook.openai.com/articles/openai-harmony)
+`commentary to=functions.NAME <|constrain|>json`, and ends with `<|call|>`. `ChannelDecoder` makes
+one text of these messages, with a call between `<tool_call>` and `</tool_call>`, as other models
+write it. (https://cookbook.openai.com/articles/openai-harmony)
 """
 
 from __future__ import annotations
@@ -13,9 +17,60 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from localkv.loader.reasoning_tags import CHANNELS, THINK_TAGS
+
+class ReasoningTags(NamedTuple):
+    """The text that opens a model's reasoning and the one that closes it."""
+
+    open: str
+    close: str
+
+
+THINK_TAGS = ReasoningTags("<think>", "</think>")
+"""What most models write, and what a text has for reasoning in a channel."""
+
+CHANNELS = ReasoningTags(
+    "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+)
+"""gpt-oss's: the close of its reasoning begins the message that is the answer."""
+
+CHANNEL_END, NEXT_MESSAGE = "<|end|>", "<|end|><|start|>assistant"
+"""What ends any message of gpt-oss's, and what begins another: a call follows reasoning, too."""
+
+REASONING_TAGS = (
+    THINK_TAGS,  # Qwen, DeepSeek, GLM, Kimi, MiniMax M2, Granite, EXAONE, Hunyuan, Ernie, LFM2
+    ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ReasoningTags("<seed:think>", "</seed:think>"),  # Seed
+    ReasoningTags("<|channel>thought", "<channel|>"),  # Gemma 4
+    ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
+    CHANNELS,
+)
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model reasons, in the words of OpenAI and Anthropic; templates read some of them."""
+
+ANSWER_TAGS = (
+    ReasoningTags("<response>", "</response>"),  # Granite 3, Ernie
+    ReasoningTags("<answer>", "</answer>"),  # Hunyuan
+)
+"""The tags that some models put around the answer after they have reasoned."""
+
+
+def tags_at_start(text: str) -> ReasoningTags | None:
+    """The tags of an answer that begins with reasoning; white space before it does not count."""
+    start = text.lstrip()
+    return next((tags for tags in REASONING_TAGS if start.startswith(tags.open)), None)
+
+
+def tags_at_end(text: str) -> ReasoningTags | None:
+    """The tags of a prompt that ends by opening the reasoning, as some templates' do."""
+    end = text.rstrip()
+    return next((tags for tags in REASONING_TAGS if end.endswith(tags.open)), None)
+
 
 _MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 _CONSTRAIN = "<|constrain|>"
@@ -104,7 +159,7 @@ class ChannelDecoder:
         return _plain(header)
 
     def _begin(self, header: str) -> str:
-        """The text before that of a message, whose header is complete."""
+        """The text before a message's own, once its header is complete."""
         self._header = None
         _, _, channel = header.partition("<|channel|>")
         recipient = _RECIPIENT.search(header.replace("<|", " <|"))
@@ -124,7 +179,7 @@ class ChannelDecoder:
         return text
 
     def _end(self) -> str:
-        """The text after that of a message."""
+        """The text after a message's own."""
         ending, self._ending = self._ending, ""
         return ending + ("" if self._is_reasoning else "\n\n")
 
@@ -161,3 +216,27 @@ def in_channels(text: str) -> list[tuple[str, bool]]:
         (answer.removeprefix("\n\n"), False),
     )
     return [piece for piece in pieces if piece[0]]
+
+
+CALL_MARKERS = (
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),  # Mistral
+    *("<tool_call>", "</tool_call>"),  # Qwen, GLM, Hermes, Granite 4
+    *("<|tool_call|>", "<|/tool_call|>"),  # Phi-4 mini, Granite 3
+    "<|python_tag|>",  # Llama 3
+    *("<|tool_call_start|>", "<|tool_call_end|>"),  # LFM2
+    *("<|START_ACTION|>", "<|END_ACTION|>"),  # Command
+    *("<|tools_prefix|>", "<|tools_suffix|>"),  # Apertus
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),  # Gemma 4, and its quotation mark
+    *("<minimax:tool_call>", "</minimax:tool_call>"),  # MiniMax
+    *("<seed:tool_call>", "</seed:tool_call>"),  # Seed
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),  # DeepSeek
+    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),  # Kimi K2
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),  # GLM
+    "｜DSML｜",  # DeepSeek V3.2 and V4
+)
+"""The control tokens by which models set a call of a tool apart from an answer.
+
+They are part of an answer's text: without them nobody could tell which part of it is a call. In
+most vocabularies such markers are no control tokens, and so part of the text in any case."""
