@@ -36,7 +36,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,20 @@ TINY = Sizes(
 
 def add_tiny_shape() -> None:
     """Make `TINY.model` a shape that models can have."""
-    from localkv.loader.known_shape import any_shape
-    from localkv.loader.known_shapes import KNOWN_SHAPES
+    from localkv.loader.known_models import KNOWN_MODELS
 
-    sizes, heads = (1, 256, 256), (8, 4)
-    KNOWN_SHAPES[TINY.model] = any_shape(TINY.model, "llama", 64, sizes, heads, 4096)
+    tiny = KNOWN_MODELS["llama-tiny"]
+    sizes = {
+        "block_count": 1,
+        "embedding_length": 256,
+        "feed_forward_length": 256,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "context_length": 4096,
+    }
+    KNOWN_MODELS[TINY.model] = replace(
+        tiny, name=TINY.model, n_vocab=64, keys={**tiny.keys, **sizes}
+    )
 
 
 class OutOfTimeError(Exception):

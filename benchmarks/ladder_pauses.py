@@ -17,20 +17,20 @@ from localkv.cache.ladder import parse_ladder
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.loader.shapes import SHAPES
+from localkv.loader.known_models import KNOWN_MODELS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--shape", choices=KNOWN_MODELS, default="llama-1b")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--share", type=float, default=1 / 3)
     parser.add_argument("--ladder", default="f16,q8_0/q8_0,q8_0/q4_0,q4_0/q4_0")
     parser.add_argument("--token-ms", type=float, default=30.0)
     options = parser.parse_args()
-    groups = SHAPES[options.shape].groups
+    groups = KNOWN_MODELS[options.shape].spec.groups
     whole = sum(cache_bytes(group_layouts(CacheConfig(), groups), n_ctx=options.context))
     ladder = parse_ladder(options.ladder)
     config = CacheConfig(

@@ -11,34 +11,33 @@ import numpy as np
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.loader.known_shape import KnownShape
-from localkv.loader.known_shapes import KNOWN_SHAPES
+from localkv.loader.known_models import KNOWN_MODELS, KnownModel
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
-from localkv.loader.shapes import tensor_format
+from localkv.loader.quantised_format import tensor_format
 from localkv.loader.synthetic import constant, random_rows
 
 LLAMA_1B = replace(
-    KNOWN_SHAPES["llama-1b"],
+    KNOWN_MODELS["llama-1b"],
     name="llama-1.1b",
     n_vocab=32000,
-    keys={**KNOWN_SHAPES["llama-1b"].keys, "attention.layer_norm_rms_epsilon": 1e-5},
+    keys={**KNOWN_MODELS["llama-1b"].keys, "attention.layer_norm_rms_epsilon": 1e-5},
 )
 """1.1 billion weights: Llama 3.2's layers and Llama 2's vocabulary."""
 
 
-def shape_of(name: str) -> KnownShape:
+def shape_of(name: str) -> KnownModel:
     """The shape that "NAME", "NAME@LAYERS" or "NAME@LAYERSxEXPERTS" says: a known one, or one cut
     to its first layers and experts."""
     name, _, size = name.partition("@")
-    known = LLAMA_1B if name == LLAMA_1B.name else KNOWN_SHAPES[name]
+    known = LLAMA_1B if name == LLAMA_1B.name else KNOWN_MODELS[name]
     n_layers, _, n_experts = size.partition("x")
     if n_experts:
         known = replace(known, keys={**known.keys, "expert_count": int(n_experts)})
     return first_layers(known, int(n_layers)) if n_layers else known
 
 
-def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
+def first_layers(shape: KnownModel, n_layers: int) -> KnownModel:
     """The shape cut to its first layers."""
     most = shape.keys["block_count"]
     keys = {
@@ -54,7 +53,7 @@ def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
     return replace(shape, keys={**keys, "block_count": n_layers})
 
 
-def write_model(path: Path, shape: KnownShape, type_name: str, *, has_words: bool = False) -> None:
+def write_model(path: Path, shape: KnownModel, type_name: str, *, has_words: bool = False) -> None:
     """Matrices in a type, except for those that llama-quantize keeps in another.
 
     Args:

@@ -14,7 +14,7 @@ from pathlib import Path
 from localkv.arch import ARCHS
 from localkv.arch.examples import EXAMPLES
 from localkv.config import CacheConfig
-from localkv.loader.shapes import SHAPES
+from localkv.loader.known_models import KNOWN_MODELS
 from localkv.memory.plan import MemoryPlan, ModelMemory
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def architectures() -> Iterator[str]:
 
 
 def _plan(name: str, type_name: str, n_ctx: int) -> MemoryPlan:
-    memory = ModelMemory((), SHAPES[name], "cpu", 512, 1)
+    memory = ModelMemory((), KNOWN_MODELS[name].spec, "cpu", 512, 1)
     return memory.plan(CacheConfig(type_name, type_name, n_ctx=n_ctx))
 
 

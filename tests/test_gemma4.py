@@ -23,8 +23,8 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.known_models import KNOWN_MODELS
 from localkv.loader.model_header import model_spec
-from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
@@ -255,8 +255,10 @@ def test_show_says_what_layers_share() -> None:
     def rows(config: ModelSpec) -> list[str]:
         return [f"{label}: {text}" for label, text in model_rows(config)]
 
-    gemma4 = rows(SHAPES["gemma4-e2b"])
+    gemma4 = rows(KNOWN_MODELS["gemma4-e2b"].spec)
     assert ": 8 of 256, with K and V of layer 13 (16 layers)" in gemma4
     assert ": 8 of 512, with K and V of layer 14 (4 layers)" in gemma4
     assert "embeddings: of each layer, 256 values, read by row" in gemma4
-    assert ": 16, 2 for K, from which V is, of 512 (5 layers)" in rows(SHAPES["gemma4-26b-a4b"])
+    assert ": 16, 2 for K, from which V is, of 512 (5 layers)" in rows(
+        KNOWN_MODELS["gemma4-26b-a4b"].spec
+    )

@@ -10,9 +10,9 @@ from pathlib import Path
 from localkv.arch.spec import ModelSpec
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tensors
 from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.model_summary import file_type_name
-from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
 from localkv.memory.weight_bytes import weights_by_type
 
 
@@ -62,14 +62,14 @@ def file_source(path: str | os.PathLike[str]) -> Source:
 
 
 def synthetic_source(name: str) -> Source:
-    """The model that "SHAPE:TYPE" names (`loader/shapes.py`).
+    """The model that "SHAPE:TYPE" names (`loader/known_models.py`).
 
     Raises:
         UsageError: there is no such shape, or no such type of weights.
     """
     shape, type_name = shape_and_type(name)
     tensors = shape_tensors(shape, type_name)
-    return Source(f"{shape}:{type_name}", type_name.upper(), tensors, SHAPES[shape])
+    return Source(f"{shape}:{type_name}", type_name.upper(), tensors, KNOWN_MODELS[shape].spec)
 
 
 def _rounded(n: int) -> str:

@@ -180,9 +180,9 @@ def _missing(path: Path, hint: str) -> ModelFileError:
     if path.name.lower().endswith(".gguf"):
         return ModelFileError(message + did_you_mean(str(path), _model_files(path.parent)))
     if any(param.name == "synthetic" for param in click.get_current_context().command.params):
-        from localkv.loader.shapes import SHAPES
+        from localkv.loader.known_models import KNOWN_MODELS
 
-        if path.name.lower().partition(":")[0] in SHAPES:
+        if path.name.lower().partition(":")[0] in KNOWN_MODELS:
             hint = f"--synthetic {path} takes a shape instead of a file"
     return ModelFileError(message, hint=hint)
 

@@ -13,8 +13,17 @@ FLOAT_PARTS = ("_norm.weight", "ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "
 """In names of tensors that llama-quantize leaves as they are."""
 
 
+def tensor_format(
+    name: str, shape: tuple[int, ...], type_name: str, *, is_output: bool
+) -> QuantFormat:
+    """The format of a tensor in a file whose type of weights is `type_name`."""
+    if not is_quantised(name, shape):
+        return FORMATS["f32"]
+    return quantised_format(shape[-1], type_name, is_output=is_output)
+
+
 def bits(fmt: QuantFormat) -> float:
-    """Per value, without a scale per row."""
+    """Bits per value, without a scale per row."""
     return 8 * fmt.block_bytes / fmt.block_size
 
 
@@ -28,7 +37,7 @@ def is_quantised(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def quantised_format(n_in: int, type_name: str, *, is_output: bool) -> QuantFormat:
-    """Of a matrix with rows of `n_in` values in a file whose type of weights is `type_name`."""
+    """The format of a matrix with rows of `n_in` values in a file of the type `type_name`."""
     if is_output and bits(FORMATS[type_name]) < bits(FORMATS["q6_K"]):
         type_name = "q6_K"
     fmt = FORMATS[type_name]

@@ -20,9 +20,8 @@ from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
-from localkv.loader.known_shape import KnownShape
-from localkv.loader.known_shapes import KNOWN_SHAPES
-from localkv.loader.shapes import SHAPES, check_shape, tensor_format
+from localkv.loader.known_models import KNOWN_MODELS, KnownModel, check_shape
+from localkv.loader.quantised_format import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
@@ -142,7 +141,7 @@ class RandomTensors:
 
     type_name: str
     generator: np.random.Generator
-    shape: KnownShape
+    shape: KnownModel
     _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
@@ -174,15 +173,15 @@ class RandomTensors:
 
 
 def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 0) -> Transformer:
-    """A model of the shape `SHAPES[name]` with random weights of one type, on a backend.
+    """A known model with random weights of one type, on a backend.
 
     Raises:
         UsageError: there is no such shape, or no such type of weights.
         ModelFileError: the backend can't run one of its layers.
     """
     check_shape(name, type_name)
-    config = SHAPES[name]
+    config = KNOWN_MODELS[name].spec
     check_layers(backend, config)
-    source = RandomTensors(type_name, np.random.default_rng(seed), KNOWN_SHAPES[name])
+    source = RandomTensors(type_name, np.random.default_rng(seed), KNOWN_MODELS[name])
     read = TensorReader(source, backend)
     return Transformer(config, model_weights(read, config), backend)

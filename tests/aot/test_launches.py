@@ -25,7 +25,7 @@ from localkv.kernels import select
 from localkv.kernels.gpu import triton_backend as backend_module
 from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.launch import compile_together, launch
-from localkv.loader.shapes import SHAPES
+from localkv.loader.known_models import KNOWN_MODELS
 from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report, resources
@@ -124,7 +124,7 @@ def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path)
 def test_a_budget(ladder: tuple[Pair, ...], gpu: PaperGpu) -> None:
     """Steps of all runs of pages that a text has, and what changes pages, are compiled ahead; while
     pages change, nothing asks the host."""
-    model = paper_model(gpu, SHAPES["llama-1b"], "q8_0", 2)
+    model = paper_model(gpu, KNOWN_MODELS["llama-1b"].spec, "q8_0", 2)
     page = 2 * 8 * PAGE_TOKENS * 64 * 2 * 2
     cache = CacheConfig("f16", "f16", n_ctx=1500, kv_budget=3 * page, kv_ladder=ladder)
     engine = Engine(model, cache, n_batch=128)
@@ -244,7 +244,9 @@ def test_nothing_is_compiled_while_a_user_waits(
     deep = (1, 2, 3, 4, 5, 8, 9, 100, 512) if arch in (90, 120) else (1, 4, 9, 512)
     with paper_gpu(monkeypatch, arch, n_processors) as gpu:
         # the sixth layer of Gemma 3 is the first without a window
-        model = paper_model(gpu, SHAPES[shape], weights, 6 if shape == "gemma3-1b" else 2)
+        model = paper_model(
+            gpu, KNOWN_MODELS[shape].spec, weights, 6 if shape == "gemma3-1b" else 2
+        )
         engine = Engine(model, CacheConfig(*pair, n_ctx=n_ctx))
         engine.warm_up()
         assert all(kernel.ahead for kernel in gpu.kernels.values())
@@ -273,7 +275,7 @@ def test_nothing_is_compiled_while_a_user_waits(
 )
 def test_layers_of_several_kinds(shape: str, n_layers: int, gpu: PaperGpu) -> None:
     """What prompts and recorded steps of a model launch was compiled when it was loaded."""
-    model = paper_model(gpu, SHAPES[shape], "q8_0", n_layers)
+    model = paper_model(gpu, KNOWN_MODELS[shape].spec, "q8_0", n_layers)
     engine = Engine(model, CacheConfig("q8_0", "q8_0", n_ctx=2000))
     engine.warm_up()
     assert all(kernel.ahead for kernel in gpu.kernels.values())
@@ -289,7 +291,7 @@ def test_layers_of_several_kinds(shape: str, n_layers: int, gpu: PaperGpu) -> No
 def test_kernels_of_all_layers_are_compiled_together(gpu: PaperGpu) -> None:
     """Though only some layers are launched for it: here the third is the first of its kind."""
     others = {f"blk.{i}.ffn_down.weight": "q6_K" for i in (2, 5, 7)}
-    model = paper_model(gpu, SHAPES["llama-1b"], "q4_K", 8, others)
+    model = paper_model(gpu, KNOWN_MODELS["llama-1b"].spec, "q4_K", 8, others)
     assert len(model.one_of_each_layer().weights.layers) == 4
     Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600)).warm_up()
     products = [k for k in gpu.kernels.values() if k.name == "linear_kernel"]
@@ -395,7 +397,9 @@ def test_all_that_a_model_launches_is_compiled(
     """With the types, alignments and tiles that the launchers choose: nothing is spilled in a loop,
     and a block has room on the GPU."""
     with paper_gpu(monkeypatch, arch) as gpu:
-        engine = Engine(paper_model(gpu, SHAPES[shape], weights, 2), CacheConfig(*pair, n_ctx=9000))
+        engine = Engine(
+            paper_model(gpu, KNOWN_MODELS[shape].spec, weights, 2), CacheConfig(*pair, n_ctx=9000)
+        )
         engine.warm_up()
     kernels = list(gpu.kernels.values())
     assert {"prefill_kernel", "decode_kernel", "store_kernel"} <= {k.name for k in kernels}

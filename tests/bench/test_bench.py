@@ -537,12 +537,12 @@ def test_models_that_are_not_there(program, tmp_path) -> None:
 
 
 def test_a_type_that_does_not_fit_the_heads(program, tiny_model, monkeypatch) -> None:
-    from localkv.loader.known_shapes import KNOWN_SHAPES
+    from localkv.loader.known_models import KNOWN_MODELS
 
     keys = {"block_count": 1, "embedding_length": 80 * 8, "feed_forward_length": 64}
-    odd = replace(KNOWN_SHAPES["llama-tiny"], name="odd", n_vocab=32)
+    odd = replace(KNOWN_MODELS["llama-tiny"], name="odd", n_vocab=32)
     odd = replace(odd, keys={**odd.keys, **keys, "attention.head_count": 8})
-    monkeypatch.setitem(KNOWN_SHAPES, "odd", odd)
+    monkeypatch.setitem(KNOWN_MODELS, "odd", odd)
     pure = ("--pairs", "pure", "-o", "csv", "--device", "reference")
     result = program("bench", "--synthetic", "odd:f16", *SMALL, "-ctk", "q8_0")
     assert result.code == 2

@@ -24,9 +24,8 @@ from localkv.kernels.select import select_backend
 from localkv.loader import kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
-from localkv.loader.known_shapes import KNOWN_SHAPES
+from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.kv_risks import LARGE_BIAS
-from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.loader.synthetic import RandomTensors
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
@@ -124,7 +123,7 @@ def test_llama_3_70b_at_128k(plan: Any) -> None:
     found = plan(*argv)
     (row,) = found["pairs"]
     assert row["cache_k"] + row["cache_v"] == 40 * GIB
-    config = with_attention(SHAPES["llama-70b"], n_kv_heads=64)
+    config = with_attention(KNOWN_MODELS["llama-70b"].spec, n_kv_heads=64)
     memory = ModelMemory(shape_tensors("llama-70b", "q4_K"), config, "cpu", 512, 1)
     every_head = memory.plan(CacheConfig(n_ctx=131072))
     assert every_head.cache_k + every_head.cache_v == 320 * GIB
@@ -142,8 +141,8 @@ def test_a_shape_s_tensors_are_those_that_a_model_of_it_has(shape: str, type_nam
             return tensor
 
     backend = select_backend("reference")
-    source = Recorder(type_name, np.random.default_rng(), KNOWN_SHAPES[shape])
-    config = SHAPES[shape]
+    source = Recorder(type_name, np.random.default_rng(), KNOWN_MODELS[shape])
+    config = KNOWN_MODELS[shape].spec
     model_weights(TensorReader(source, backend), config)
     listed = shape_tensors(shape, type_name)
     assert taken == {t.name: (t.shape, t.format.name, t.n_bytes) for t in listed}

@@ -13,9 +13,7 @@ from localkv.errors import UsageError
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.select import select_backend
-from localkv.loader.known_shape import KnownShape
-from localkv.loader.known_shapes import KNOWN_SHAPES
-from localkv.loader.shapes import SHAPES
+from localkv.loader.known_models import KNOWN_MODELS, KnownModel
 from localkv.loader.synthetic import RANDOM_ROWS, random_rows, synthetic_model
 
 WEIGHT_TYPES = [fmt.name for fmt in FORMATS.values() if fmt.is_weight]
@@ -43,9 +41,9 @@ def test_a_synthetic_model_runs(shape: str, device: str) -> None:
     assert 0.3 < logits.std().item() < 3.0
 
 
-def narrow(shape: KnownShape) -> KnownShape:
+def narrow(shape: KnownModel) -> KnownModel:
     """The first layers, until each kind was among them, of small widths; heads are as they are."""
-    layers, keys = SHAPES[shape.name].layers, dict(shape.keys)
+    layers, keys = shape.spec.layers, dict(shape.keys)
     n = len(layers)
     if not keys.get("attention.shared_kv_layers"):  # the last layers read rows of others
         n = 1 + max(layers.index(kind) for kind in layers)
@@ -66,9 +64,9 @@ def narrow(shape: KnownShape) -> KnownShape:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KNOWN_SHAPES)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_every_shape_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KNOWN_SHAPES, name, narrow(KNOWN_SHAPES[name]))
+    monkeypatch.setitem(KNOWN_MODELS, name, narrow(KNOWN_MODELS[name]))
     model = synthetic_model(name, "q4_0", select_backend("cpu"))
     logits = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300)).logits([1, 2, 3, 4, 5])
     assert logits.shape == (5, 512)

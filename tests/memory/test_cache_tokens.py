@@ -11,7 +11,7 @@ from localkv import LLM
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.loader.shapes import SHAPES, shape_tensors
+from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.memory.cache_tokens import tokens_in_bytes, tokens_that_fit
 from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import Budget
@@ -22,7 +22,9 @@ CACHE = CacheConfig("q8_0", "q4_0", n_ctx=32768, n_sequences=16)
 
 def _memory() -> ModelMemory:
     tensors = shape_tensors("llama-1b", "q4_0")
-    return ModelMemory(tensors, SHAPES["llama-1b"], backend="cpu", n_batch=512, n_threads=2)
+    return ModelMemory(
+        tensors, KNOWN_MODELS["llama-1b"].spec, backend="cpu", n_batch=512, n_threads=2
+    )
 
 
 def _bytes(n_tokens: int) -> int:

@@ -23,8 +23,8 @@ from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.memory import CudaMemory
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec
-from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
 from localkv.memory.free_memory import free_memory
@@ -41,7 +41,7 @@ GIB = 1 << 30
 
 def shape_memory(name: str = "llama-8b", type_name: str = "q4_K", **changes: Any) -> ModelMemory:
     options = {"backend": "cpu", "n_batch": 512, "n_threads": 4, **changes}
-    return ModelMemory(shape_tensors(name, type_name), SHAPES[name], **options)
+    return ModelMemory(shape_tensors(name, type_name), KNOWN_MODELS[name].spec, **options)
 
 
 def budget(n_bytes: int) -> Budget:
@@ -156,7 +156,7 @@ def test_only_fewer_bytes_are_offered() -> None:
 
 
 def test_heads_without_whole_blocks() -> None:
-    config = with_attention(SHAPES["llama-tiny"], key_dim=80, value_dim=80)
+    config = with_attention(KNOWN_MODELS["llama-tiny"].spec, key_dim=80, value_dim=80)
     assert usual_pairs(config) == [("f16", "f16"), ("fp8_e4m3_token", "fp8_e4m3_token")]
     assert all(fits_head(name, config) for pair in usual_pairs(config) for name in pair)
 

@@ -15,7 +15,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.errors import ModelFileError
 from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
-from localkv.loader.known_shapes import KNOWN_SHAPES
+from localkv.loader.known_models import KNOWN_MODELS
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from support.dense_variants import DENSE
@@ -142,7 +142,7 @@ def _header_of(architecture: str) -> Header:
         model = hybrid(architecture)
         keys = {f"{architecture}.{key}": value for key, value in model.all_keys().items()}
         return Header(architecture, keys, {n: values.shape for n, values in model.tensors.items()})
-    known = [known for known in KNOWN_SHAPES.values() if known.architecture == architecture]
+    known = [known for known in KNOWN_MODELS.values() if known.architecture == architecture]
     if not known:
         return _made_up(architecture)
     shape = min(known, key=lambda known: known.keys["block_count"])

@@ -45,7 +45,7 @@ from localkv.commands.plan.model import (
 )
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import FORMATS, KV_FORMATS
-from localkv.loader.known_shapes import KNOWN_SHAPES
+from localkv.loader.known_models import KNOWN_MODELS
 from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ plan = Command(
     "Only the header is read. If a model on Hugging Face isn't here, only its header is fetched.",
     epilog="Exits with 1, after the table, if -c N fits with none of its pairs (the named ones, if "
     "any), or, without -c, if no context fits. 'slowly' counts as fitting.\n\n"
-    f"Shapes: {', '.join(KNOWN_SHAPES)}.\n\n"
+    f"Shapes: {', '.join(KNOWN_MODELS)}.\n\n"
     f"Types of the cache: {', '.join(KV_FORMATS)}.\n\n"
     f"Types of weights: {', '.join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)}.",
 )

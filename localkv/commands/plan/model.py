@@ -117,11 +117,11 @@ def synthetic_model(name: str) -> PlannedModel:
     Raises:
         UsageError: there is no such shape, or no such type.
     """
-    from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
+    from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tensors
 
     shape, type_name = shape_and_type(name)
     tensors = shape_tensors(shape, type_name)
-    return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False)
+    return PlannedModel(name, KNOWN_MODELS[shape].spec, tensors, type_name, [], False)
 
 
 def model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:

@@ -32,8 +32,8 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.loader.known_shape import PRESENT
-from localkv.loader.shapes import tensor_format
+from localkv.loader.known_models import GATES, OUTPUT
+from localkv.loader.quantised_format import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
@@ -221,7 +221,7 @@ class PaperTensors:
     others: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        return name.endswith(PRESENT)
+        return name.endswith((OUTPUT, *GATES))
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         if len(shape) == 1 or name.endswith(HOST_VALUES):

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from localkv.errors import UsageError
-from localkv.loader.known_shapes import KNOWN_SHAPES
-from localkv.loader.shapes import SHAPES, shape_tensors
+from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 
 BILLIONS = {
     "llama-8b": 8.03,
@@ -68,11 +67,11 @@ def test_a_shape_has_the_parameters_of_the_model(name: str) -> None:
     assert n == pytest.approx(1e9 * BILLIONS[name], rel=0.03)
 
 
-@pytest.mark.parametrize("name", KNOWN_SHAPES)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_a_shape_has_a_specification(name: str) -> None:
-    spec = SHAPES[name]
+    spec = KNOWN_MODELS[name].spec
     assert spec.name == name
-    assert spec.n_layers == KNOWN_SHAPES[name].keys["block_count"]
+    assert spec.n_layers == KNOWN_MODELS[name].keys["block_count"]
 
 
 def test_rows_that_are_no_whole_blocks_take_another_type() -> None:
