@@ -373,9 +373,9 @@ def test_an_empty_name_is_no_folder(command: list[str], program, tiny_model: Pat
 
 
 def test_a_text_without_end(program, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localkv.commands.parsing import prompt
+    from localkv.commands import texts
 
-    monkeypatch.setattr(prompt, "MOST_BYTES", 1000)
+    monkeypatch.setattr(texts, "MOST_BYTES", 1000)
     result = program("tokenize", "-m", tiny_model, "-f", "/dev/zero")
     assert (result.code, result.err) == (2, "error: the prompt /dev/zero: more than 1000 B\n")
     result = program("tokenize", "-m", tiny_model, stdin=b"x" * 1001)

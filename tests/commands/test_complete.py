@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from localkv.commands.complete import waited
 from localkv.commands.texts import unescape
 from localkv.errors import ContextOverflowError, UsageError
 from localkv.loader.named_templates import NAMED_TEMPLATES
@@ -350,7 +349,7 @@ def test_warnings_are_lines_on_stderr(program, llm, model) -> None:
 def ages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is 0.375 seconds old when the model is ready, and a second with its text."""
     ages = iter((0.375, 1.0))
-    monkeypatch.setattr(waited, "process_age", lambda: next(ages))
+    monkeypatch.setattr("localkv.commands.complete.process_age", lambda: next(ages))
 
 
 @pytest.mark.usefixtures("ages")
