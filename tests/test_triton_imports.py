@@ -10,9 +10,7 @@ from pathlib import Path
 import localkv
 
 PACKAGE = Path(localkv.__file__).parent
-WRITTEN_IN_TRITON = re.compile(
-    r"triton_primitives|kernels.gpu|formats.gpu|formats.[a-z0-9_]+.gpu_(cache|weight)"
-)
+WRITTEN_IN_TRITON = re.compile(r"triton_primitives|kernels.gpu|formats.([a-z0-9_]+.)?gpu")
 """Paths below the package, and dotted names."""
 WITHOUT_TRITON = "localkv.kernels.gpu.footprint"
 """Counts bytes on machines without a GPU, too."""

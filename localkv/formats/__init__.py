@@ -74,6 +74,7 @@ def _fp8(
         scales_by_head=bool(by_head_of),
         largest=largest,
         shared_codec=by_head_of,
+        folder="fp8",
     )
 
 
@@ -88,6 +89,7 @@ def _by_channel(name: str, **planes: int) -> QuantFormat:
         is_weight=False,
         is_cache=True,
         group_tokens=CHANNEL_TOKENS,
+        folder=name.removesuffix("c"),
     )
 
 
@@ -95,7 +97,14 @@ def _codebook(name: str, n_centroids: int, **planes: int) -> QuantFormat:
     """For caches: codes of a layer's codebook, and outliers apart."""
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in {"d": 2, "o": 2, **planes}.items())
     return QuantFormat(
-        name, None, 32, fields, is_weight=False, is_cache=True, n_centroids=n_centroids
+        name,
+        None,
+        32,
+        fields,
+        is_weight=False,
+        is_cache=True,
+        n_centroids=n_centroids,
+        folder="nuq",
     )
 
 

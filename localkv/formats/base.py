@@ -2,16 +2,16 @@
 
 A format is one folder, and one line in the registry (`formats/__init__.py`). The line holds the
 facts below, which need no array library, so that `--help`, `show` and the memory arithmetic can
-iterate them. The folder `<name>/` holds
+iterate them. The folder `<name>/` holds at most three files
 
-    reference.py    decode and, for cache types, encode in plain NumPy; tests compare with it
-    cpu.py          in which order the CPU keeps its bytes, without Numba (`formats/cpu/`)
-    cpu_cache.py    a cache type's rows on the CPU: what Numba compiles
-    cpu_weight.py   a weight type's matrices on the CPU: what Numba compiles
-    gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
-    gpu_weight.py   a weight type's matrices on a GPU (`formats/gpu/`)
+    __init__.py     the reference: decode and, for cache types, encode in plain NumPy, with which
+                    tests compare; and in which order the CPU keeps its bytes, without Numba
+    cpu.py          a cache type's rows and a weight type's matrices for Numba (`formats/cpu/`)
+    gpu.py          the same for Triton (`formats/gpu/`)
 
-which kernels find by these names and import on first use (`QuantFormat.part`). No option, kernel,
+which kernels find by these names and import on first use (`QuantFormat.part`). Types that share
+their codes share a folder; each of its files then has a namespace for each of them, named as the
+type is: `q4_1c` stands beside q4_1, which has the files to itself. No option, kernel,
 plan or test has a list of formats that a new one has to be added to: they follow from the line and
 from the parts. Only the pairs that are recommended are chosen by hand.
 
@@ -27,7 +27,6 @@ import importlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ TILE_VALUES = 1 << 20
 
 
 class Codec(Protocol):
-    """The functions that a format's file, `<codec_name>/reference.py`, holds."""
+    """The functions of a format's reference, in `<folder>/__init__.py`."""
 
     @staticmethod
     def decode(planes: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
@@ -92,7 +91,8 @@ class QuantFormat:
             encoded, and multiplied by it once they are decoded. The scale is absmax / `largest`.
             Codecs and kernels know nothing of it: `store_rotated` and `attention` apply it.
         largest: the largest finite value, of types that have a use for it, else 0.
-        shared_codec: the name of the format whose file encodes and decodes, if not its own.
+        shared_codec: the name of the format whose code encodes and decodes, if not its own.
+        folder: where the code is, if not in a folder of the format's name.
         group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
             Of more than one a scale serves one channel of all of them
             (`formats/channel_groups.py`).
@@ -113,6 +113,7 @@ class QuantFormat:
     scales_by_head: bool = False
     largest: float = 0.0
     shared_codec: str = ""
+    folder: str = ""
     group_tokens: int = 1
     n_centroids: int = 0
 
@@ -157,25 +158,40 @@ class QuantFormat:
 
     @property
     def codec_name(self) -> str:
-        """The name of the folder with the code for this format's bytes."""
+        """The name of the code for this format's bytes: of a folder, or of what is in one."""
         return (self.shared_codec or self.name).lower()
 
     @property
     def codec(self) -> Codec:
-        """The module of this format; the first use imports it, and NumPy with it."""
-        return cast(Codec, self.part("reference"))
+        """The reference of this format; the first use imports it, and NumPy with it."""
+        return cast(Codec, self._of_module(""))
 
-    def part(self, name: str) -> ModuleType:
-        """The file `<name>.py` of this format's folder.
+    @property
+    def cpu_layout(self) -> Any:
+        """The constants by which the CPU lays the format's bytes out (`formats/cpu/`), without
+        Numba."""
+        return self._of_module("")
+
+    def part(self, name: str) -> Any:
+        """What the file `<name>.py` ("cpu" or "gpu") of the format's folder holds for it.
 
         Raises:
             ModuleNotFoundError: there is none, so nothing of that kind is known of the format.
         """
-        return importlib.import_module(f"localkv.formats.{self.codec_name}.{name}")
+        return self._of_module(f".{name}")
 
     def has_part(self, name: str) -> bool:
-        """Whether this format's folder has a file `<name>.py`; imports nothing heavy."""
-        return (Path(__file__).parent / self.codec_name / f"{name}.py").exists()
+        """Whether the format's folder has a file `<name>.py`; imports nothing heavy."""
+        return (Path(__file__).parent / self._folder / f"{name}.py").exists()
+
+    @property
+    def _folder(self) -> str:
+        return self.folder or self.codec_name
+
+    def _of_module(self, suffix: str) -> Any:
+        """A module of the folder or, where several types share it, the format's namespace there."""
+        module = importlib.import_module(f"localkv.formats.{self._folder}{suffix}")
+        return getattr(module, self.codec_name) if self.folder else module
 
 
 def split_blocks(fmt: QuantFormat, blocks: Array) -> tuple[Array, ...]:

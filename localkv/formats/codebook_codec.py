@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,13 @@ class CodebookCodec:
     codebook: Codebook
 
     def decode(self, planes: Sequence[Bytes]) -> Floats:
-        values: Floats = self.fmt.part("reference").decode(planes, self.codebook)
+        codec: Any = self.fmt.codec
+        values: Floats = codec.decode(planes, self.codebook)
         return values
 
     def encode(self, x: Floats) -> tuple[Bytes, ...]:
-        packed: tuple[Bytes, ...] = self.fmt.part("reference").encode(x, self.codebook)
+        codec: Any = self.fmt.codec
+        packed: tuple[Bytes, ...] = codec.encode(x, self.codebook)
         return packed
 
 

@@ -28,7 +28,7 @@ def sensible_types() -> list[str]:
     return [
         name
         for name, fmt in KV_FORMATS.items()
-        if name == BASE or (fmt.block_size > 1 and fmt.has_part("cpu_cache"))
+        if name == BASE or (fmt.block_size > 1 and fmt.has_part("cpu"))
     ]
 
 

@@ -81,7 +81,7 @@ def rows_of(model: Transformer, plane: Array, side: Side) -> Floats:
     values = model.backend.arrays.to_numpy(plane).view(np.float32)
     values = values[..., 0]
     if model.backend.name == "cpu":
-        values = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side).float_rows(values)
+        values = getattr(KV_FORMATS[TYPE].cpu_layout.PLANES[0], side).float_rows(values)
     n_heads, n_channels = values.shape[1], values.shape[-1]
     return values.swapaxes(0, 1).reshape(n_heads, -1, n_channels)
 

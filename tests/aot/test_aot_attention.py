@@ -25,9 +25,7 @@ from support.aot.aot_report import (
 from support.aot.attention_builds import build
 from support.quick import quick
 
-NAMES = [
-    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
-]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 GPUS = (90, 86, 120, 100)
 """Those with instructions of their own: 80 and 89 have 86's."""
 APART = 8 * 256 * 16

@@ -20,9 +20,7 @@ from support.aot.aot_report import (
 from support.aot.attention_builds import NUMBERS, plane_types
 from support.quick import quick
 
-NAMES = [
-    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
-]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 GROUPED = [fmt.name for fmt in KV_FORMATS.values() if fmt.group_tokens > 1]
 
 

@@ -24,9 +24,7 @@ from support.aot.aot_report import (
 from support.aot.attention_builds import plane_types
 from support.quick import quick
 
-NAMES = [
-    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
-]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 FLOATS = ("q_ptr", "k_ptr", "v_ptr", "q_out_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr")
 FLOATS += ("cos_ptr", "sin_ptr", "q_scale_ptr", "k_scale_ptr", "v_scale_ptr")
 IDS = ("tokens_ptr", "slots_ptr")
@@ -62,7 +60,7 @@ def check(kernel: Any, arch: int, name: str, rows: int, **constants: Any) -> Non
 def of_cache(name: str, head_dim: int, value_dim: int) -> dict[str, Any]:
     """Compile-time arguments of rows of a type."""
     fmt = FORMATS[name]
-    codec = fmt.part("gpu_cache")
+    codec = fmt.part("gpu")
     absent = () if fmt.codec_name != name else ("k_scale_ptr", "v_scale_ptr")
     return {
         "WRITE_K": codec.write_rows,
@@ -108,7 +106,7 @@ REPACKED = [
 @types_on_gpus(REPACKED, everywhere=["q8_0"])
 def test_unpack(arch: int, name: str) -> None:
     """Of a page in an arena; codes come in whole words."""
-    fmt, codec = FORMATS[name], FORMATS[name].part("gpu_cache")
+    fmt, codec = FORMATS[name], FORMATS[name].part("gpu")
     compiled = compile_kernel(
         unpack_kernel,
         arch,
@@ -146,7 +144,7 @@ def test_groups(arch: int, apart: bool) -> None:
     names = [name for name, fmt in FORMATS.items() if fmt.group_tokens > 1]
     name = names[ARCHS.index(arch) % len(names)]
     constants = of_cache(name, 128, 96)
-    constants["WRITE_V"] = FORMATS["q4_1"].part("gpu_cache").write_rows
+    constants["WRITE_V"] = FORMATS["q4_1"].part("gpu").write_rows
     types: dict[str, str | tuple[str, ...]] = {
         "groups_ptr": "*i64",
         **dict.fromkeys(("k_rows_ptr", "v_rows_ptr"), "*fp32" if apart else "*fp16"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -243,10 +244,13 @@ assert not {"torch", "triton", "numba"} & set(sys.modules)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
-def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
-    module = fmt.name.lower().removesuffix("_head")  # whose scales are applied outside
-    assert fmt.codec is importlib.import_module(f"localkv.formats.{module}.reference")
-    assert fmt.codec.__doc__.startswith(f"{fmt.name.removesuffix('_head')}: ")
+def test_a_format_is_a_folder_of_its_name_or_stands_in_one(fmt: QuantFormat) -> None:
+    name = fmt.name.removesuffix("_head")  # whose scales are applied outside
+    module = importlib.import_module(f"localkv.formats.{fmt.folder or name.lower()}")
+    assert fmt.codec is (getattr(module, name) if fmt.folder else module)
+    assert name in re.split(r"[^\w]+", module.__doc__)
+    folder = Path(module.__file__).parent
+    assert {path.name for path in folder.glob("*.py")} <= {"__init__.py", "cpu.py", "gpu.py"}
 
 
 def test_every_cache_format_encodes() -> None:

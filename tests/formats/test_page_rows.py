@@ -21,7 +21,7 @@ def test_rows_are_in_the_pools_order(name: str, side: str) -> None:
         rng.integers(0, 256, (2, 2, 256, *field), dtype=np.uint8) for field in row_fields(fmt, 128)
     ]
     expected = pool_planes(fmt, side, [torch.from_numpy(plane) for plane in planes])
-    for order, pages, rows in zip(fmt.part("cpu").PLANES, planes, expected, strict=True):
+    for order, pages, rows in zip(fmt.cpu_layout.PLANES, planes, expected, strict=True):
         found = rows_of_pages(getattr(order, side), pages)
         assert (found == rows.numpy()).all()
         assert (pages_of_rows(getattr(order, side), found) == pages).all()

@@ -27,9 +27,7 @@ from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
 from support.quick import quick
 from support.torch_edge import torch_cache
 
-NAMES = [
-    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
-]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 
 

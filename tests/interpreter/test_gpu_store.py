@@ -32,7 +32,7 @@ from support.torch_edge import torch_cache
 
 by_format = pytest.mark.parametrize(
     "fmt",
-    [f for f in TOKEN_FORMATS.values() if f.has_part("gpu_cache") and not f.shared_codec],
+    [f for f in TOKEN_FORMATS.values() if f.has_part("gpu") and not f.shared_codec],
     ids=lambda fmt: fmt.name,
 )
 

@@ -42,5 +42,5 @@ def _plane(order: ItemOrder, stored: Tensor) -> Tensor:
 
 def pool_planes(fmt: QuantFormat, side: str, stored: Sequence[Tensor]) -> list[Tensor]:
     """All planes of K ("k") or V ("v") as `fmt.codec.encode` orders their bytes, copied."""
-    orders = [getattr(order, side) for order in fmt.part("cpu").PLANES]
+    orders = [getattr(order, side) for order in fmt.cpu_layout.PLANES]
     return [_plane(*pair) for pair in zip(orders, stored, strict=True)]

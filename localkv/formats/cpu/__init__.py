@@ -1,15 +1,15 @@
 """How the CPU reads and writes each type: facts, and what Numba compiles.
 
 A process whose kernels are compiled imports no Numba. So the facts by which memory is laid out for
-kernels are in `<type>/cpu.py`; what kernels are made of is in `<type>/cpu_cache.py` and
-`<type>/cpu_weight.py`, which only templates of kernels import.
+kernels are in `<type>/__init__.py`, beside the reference; what kernels are made of is in
+`<type>/cpu.py`, which only templates of kernels import.
 
 Cache types: rows of K and V in pages
 
 A *unit* is the result of one decoder call: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
 one token for V). A page's bytes are ordered so that a unit's bytes are consecutive on either side
-(`page_order.py`). `cpu.py` holds
+(`page_order.py`). `__init__.py` holds
 
     BLOCK                values per block: 16 or 32
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1, or in the planes
@@ -19,7 +19,7 @@ one token for V). A page's bytes are ordered so that a unit's bytes are consecut
                          minima, what is taken off codes so that they are about 0, and added to the
                          minima OFFSET-fold scaled: rounded factors do least harm to small codes
 
-and `cpu_cache.py`
+and `cpu.py`
 
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
@@ -32,18 +32,17 @@ and `cpu_cache.py`
     start_row(x, planes, n) types with fields of rows only: writes those of a row of n floats, and
                          returns what `encode` then takes as a fourth argument
 
-Types with scales by channel (`formats/channel_groups.py`) have `LAST` in `cpu.py`, the largest
-code, and instead of `encode` in `cpu_cache.py`
+Types with scales by channel (`formats/channel_groups.py`) have `LAST` in `__init__.py`, the
+largest code, and instead of `encode` in `cpu.py`
 
     pack(codes, planes, u) 32 codes at codes + 32 u, a byte each -> block u of a row
 
 Scale and minimum are applied by the kernel: once per block and token, not per value.
-`reference.py` beside them is the reference.
 
 Weight types: panels of 16 rows
 
-A type with blocks has, in `cpu.py`, `LAYOUT`: how a matrix is laid out in panels, a `PanelLayout`
-(`panel_layout.py`); and in `cpu_weight.py` `PANELS`, a `PanelFormat` (`panel_codes.py`): how codes,
-scales and minima are read from them. A type without blocks is multiplied as it lies in the file:
-`load_values(b, address)` in `cpu_weight.py` emits the load of 16 values.
+A type with blocks has, in `__init__.py`, `LAYOUT`: how a matrix is laid out in panels, a
+`PanelLayout` (`panel_layout.py`); and in `cpu.py` `PANELS`, a `PanelFormat` (`panel_codes.py`): how
+codes, scales and minima are read from them. A type without blocks is multiplied as it lies in the
+file: `load_values(b, address)` in `cpu.py` emits the load of 16 values.
 """

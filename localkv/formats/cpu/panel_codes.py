@@ -1,4 +1,4 @@
-"""What panels mean, as code that Numba's kernels are made of: what `<type>/cpu_weight.py` says.
+"""What panels mean, as code that Numba's kernels are made of: `PANELS` of `<type>/cpu.py`.
 
 A format says how to get, from a record of a panel (`panel_layout.py`), the codes of 32 columns
 as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its minimum:
@@ -154,4 +154,4 @@ class PanelFormat:
 
 def panel_format(name: str) -> PanelFormat:
     """That of a weight type, by name."""
-    return cast(PanelFormat, FORMATS[name].part("cpu_weight").PANELS)
+    return cast(PanelFormat, FORMATS[name].part("cpu").PANELS)

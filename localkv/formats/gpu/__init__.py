@@ -1,10 +1,10 @@
 """How a GPU reads and writes each type: Triton functions that kernels take as constants.
 
-Cache types: `<type>/gpu_cache.py`
+Cache types: rows of K and V in pages
 
 Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes]. So the
 rows of a page and head are one piece of memory, and a *row* is numbered as if all were one list:
-(page * n_kv_heads + head) * 256 + offset. The file holds
+(page * n_kv_heads + head) * 256 + offset. `<type>/gpu.py` holds
 
     PRODUCT        how a tile is multiplied: "fp16", or as fp32, where fp16's range is too small:
                    "tf32", which is exact for bf16, or "tf32x3", in three products
@@ -22,11 +22,11 @@ that aren't `valid` (bool [rows]) become 0, with any bytes. `write_rows` packs f
 `x` [rows, WIDTH] into the `valid` ones of `rows` (int64) with the bytes of the format's own
 `encode`, save for the bits of a NaN.
 
-Weight types: `<type>/gpu_weight.py`
+Weight types: a plane for each field
 
 A file's blocks interleave codes and scales in 18, 22, 34, ... bytes, which a GPU can only load two
-bytes at a time. So a matrix is laid out anew when it is loaded: each field in a *plane* of its own,
-codes in runs of 16 bytes, which one thread loads at once. Nothing is lost, and nothing but padding
-is added. One file per type holds a `LAYOUT`; kernels take its `read` as a compile-time argument, so
-no type has a kernel of its own.
+bytes at a time. So a matrix is laid out for the GPU when it is loaded: each field in a *plane* of
+its own, codes in runs of 16 bytes, which one thread loads at once. Nothing is lost, and nothing but
+padding is added. `<type>/gpu.py` holds a `LAYOUT`; kernels take its `read` as a compile-time
+argument, so no type has a kernel of its own.
 """

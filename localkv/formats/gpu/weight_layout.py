@@ -59,8 +59,8 @@ def tables_on(device: torch.device, layout: WeightLayout) -> tuple[Tensor, ...]:
 
 
 def weight_layout(fmt: QuantFormat) -> WeightLayout:
-    """The layout in the format's `gpu_weight.py`; the first use imports it."""
-    return cast(WeightLayout, fmt.part("gpu_weight").LAYOUT)
+    """The layout in the format's `gpu.py`; the first use imports it."""
+    return cast(WeightLayout, fmt.part("gpu").LAYOUT)
 
 
 def padded_blocks(field: Tensor, multiple: int) -> Tensor:

@@ -1,8 +1,30 @@
-"""iq1_s on the CPU, without Numba."""
+"""iq1_s: points of eight, shifted by an eighth up or down."""
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_layout import QS, D, PanelPlane, planes
+from typing import Any
 
-HIGH = PanelPlane("qh", 2)
-LAYOUT = planes("iq1_s", QS, HIGH, D)
+from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, grid_panels, odd_scale
+from localkv.formats.cpu.panel_codes import Record
+from localkv.formats.grids import IQ1
+from localkv.formats.iq1_s import LAYOUT
+from localkv.simd.large_tables import fields, widened
+from localkv.simd.vector import constant, i32
+
+KIND = GridCodes(IQ1, zero=9, factor=8, shift=1, flag_bits=(15,) * 32)
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    high = widened(b, record.shorts("qh", block))
+    upper = fields(b, high, (0, 3, 6, 9), 3)
+    return grid_codes(b, KIND, [record.words("qs", block)], [upper], high)
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    bits = b.lshr(widened(b, record.shorts("qh", block)), constant(i32, 12))
+    return odd_scale(b, record.halves("d"), b.and_(bits, constant(i32, 7)), 1 / 8)
+
+
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

@@ -1,7 +1,28 @@
-"""iq2_xxs on the CPU, without Numba."""
+"""iq2_xxs: points of eight with signs; a scale is in the word of the signs."""
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_layout import QS, D, planes
+from typing import Any
 
-LAYOUT = planes("iq2_xxs", QS, D)
+from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, grid_panels, odd_scale
+from localkv.formats.cpu.panel_codes import Record
+from localkv.formats.grids import IQ2_XXS
+from localkv.formats.iq2_xxs import LAYOUT
+from localkv.simd.vector import constant, i32
+
+KIND = GridCodes(IQ2_XXS, zero=43)
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    signs = even_signs(b, record.words("qs", 2 * block + 1), (0, 7, 14, 21))
+    return grid_codes(b, KIND, [record.words("qs", 2 * block)], [], signs)
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    bits = b.lshr(record.words("qs", 2 * block + 1), constant(i32, 28))
+    return odd_scale(b, record.halves("d"), bits, 1 / 8)
+
+
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

@@ -1,7 +1,18 @@
-"""q5_K on the CPU, without Numba."""
+"""q5_K: as q4_K, and a fifth bit."""
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_layout import DMIN, QS, SCALES, D, PanelPlane, planes
+from typing import Any
 
-LAYOUT = planes("q5_K", QS, PanelPlane("qh", 4), SCALES, D, DMIN)
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
+from localkv.formats.cpu.super_block_panels import k_minimum, k_nibbles, k_scale
+from localkv.formats.q5_k import LAYOUT
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    high = [masked(b, record.words("qh", i), block - 4, 16) for i in range(8)]
+    return [b.or_(x, y) for x, y in zip(k_nibbles(record, block), high, strict=True)]
+
+
+PANELS = PanelFormat(LAYOUT, codes, k_scale, k_minimum)

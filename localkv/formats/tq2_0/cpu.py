@@ -1,7 +1,17 @@
-"""tq2_0 on the CPU, without Numba."""
+"""tq2_0: two bits less 1, and a scale of 256 values."""
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_layout import QS, D, planes
+from typing import Any
 
-LAYOUT = planes("tq2_0", QS, D)
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
+from localkv.formats.cpu.super_block_panels import record_scale, two_bit_words
+from localkv.formats.tq2_0 import LAYOUT
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    shift = 2 * (block % 4)
+    return [masked(record.builder, x, shift, 3) for x in two_bit_words(record, block)]
+
+
+PANELS = PanelFormat(LAYOUT, codes, record_scale, zero=1)

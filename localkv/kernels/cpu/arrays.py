@@ -127,5 +127,5 @@ def _slots(batch: SegmentBatch, row: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _order(fmt: QuantFormat, side: str, plane: int) -> ItemOrder:
-    order: ItemOrder = getattr(fmt.part("cpu").PLANES[plane], side)
+    order: ItemOrder = getattr(fmt.cpu_layout.PLANES[plane], side)
     return order

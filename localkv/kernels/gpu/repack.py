@@ -84,7 +84,7 @@ def unpack_page(gpu: GpuInfo, segment: Segment, side: Side, page: int) -> Tensor
     if not 0 <= page < n_pages:
         raise BoundsError(f"page {page} of {n_pages}")
     head_dim = planes[0].shape[3] * fmt.block_size
-    codec = fmt.part("gpu_cache")
+    codec = fmt.part("gpu")
     shape = (PAGE_TOKENS, n_kv_heads, head_dim)
     out = torch.empty(shape, dtype=torch.float32, device=planes[0].device)
     launch(

@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 Planes = list[torch.Tensor]
 BOOKS = {n: table_of(numbers) for n, numbers in NORMAL.items()}
 EVERY_ROWS = ("q8_0", "q4_1", "nuq3")  # of the types that are like them, not six and more
-INTEGER_TYPES = [n for n, fmt in TOKEN_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]
+INTEGER_TYPES = [n for n, fmt in TOKEN_FORMATS.items() if hasattr(fmt.cpu_layout, "OFFSET")]
 
 
 @njit

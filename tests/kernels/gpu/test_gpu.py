@@ -130,9 +130,7 @@ def test_stored_rows_are_the_references(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 8, 17, 64, 200])
-@pytest.mark.parametrize(
-    "name", [fmt.name for fmt in FORMATS.values() if fmt.has_part("gpu_weight")]
-)
+@pytest.mark.parametrize("name", [fmt.name for fmt in FORMATS.values() if fmt.has_part("gpu")])
 def test_products(name: str, n_tokens: int) -> None:
     from localkv.kernels.gpu.products.products import linears
     from localkv.kernels.gpu.triton_backend import triton_backend

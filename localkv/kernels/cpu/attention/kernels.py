@@ -18,7 +18,7 @@ from localkv.simd.lanes import LANES
 
 @dataclass(frozen=True)
 class CacheDecoder:
-    """What `formats/<codec_name>/cpu.py` says of a type.
+    """What a type says of its layout on the CPU (`formats/cpu/`).
 
     Attributes:
         block: values per block.
@@ -46,7 +46,7 @@ class CacheDecoder:
 
 @functools.cache
 def cache_decoder(name: str) -> CacheDecoder:
-    module, by_channel = FORMATS[name].part("cpu"), FORMATS[name].group_tokens > 1
+    module, by_channel = FORMATS[name].cpu_layout, FORMATS[name].group_tokens > 1
     offset = getattr(module, "OFFSET", None)
     digits = HAS_VNNI and HAS_BYTE_SHUFFLE and offset is not None
     outliers = getattr(module, "OUTLIERS", 0) > 0

@@ -61,7 +61,10 @@ from localkv.simd.vector_tuple import (
 )
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
+decode = codec.decode
+quads: Any = getattr(codec, "quads", None)
+numbers: Any = getattr(codec, "numbers", None)
 ROWS = parameter("ROWS", 4)
 """Rows of queries (query heads of a KV head, new tokens) of a tile."""
 DIGITS = parameter("DIGITS", False)
@@ -111,7 +114,7 @@ def of_groups(first: int, step: int) -> tuple[int, ...]:
 def numbers_of(codebook: Address) -> Any:
     """The codebook as the decoder takes it."""
     if CODEBOOK:
-        return codec.numbers(codebook)
+        return numbers(codebook)
     return codebook
 
 
@@ -119,8 +122,8 @@ def numbers_of(codebook: Address) -> Any:
 def load_unit(planes: Addresses, unit: int) -> Vectors:
     """Values i of a unit and, where there are two vectors, values i + 16; of digits, of 4 units."""
     if DIGITS:
-        return codec.quads(planes, unit)
-    return codec.decode(planes, unit)
+        return quads(planes, unit)
+    return decode(planes, unit)
 
 
 @njit

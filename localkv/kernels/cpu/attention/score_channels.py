@@ -61,7 +61,8 @@ from localkv.simd.vector_tuple import (
 )
 
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
-facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
+decode, quads = codec.decode, codec.quads
 TOKENS = FORMAT.group_tokens
 ROWS = parameter("ROWS", 4)
 """Rows of queries (query heads of a KV head, new tokens) of a tile."""
@@ -128,8 +129,8 @@ def scale_queries(out: Address, q: Address, planes: Addresses, first: int, head_
 def load_unit(planes: Addresses, unit: int) -> Vectors:
     """Values i of a unit, and values i + 16; of digits, of 4 units."""
     if DIGITS:
-        return codec.quads(planes, unit)
-    return codec.decode(planes, unit)
+        return quads(planes, unit)
+    return decode(planes, unit)
 
 
 @njit

@@ -19,7 +19,7 @@ from localkv.simd.memory import broadcast_f32, load_f16, store_f32
 from localkv.simd.vector_tuple import mul_add_all, store_tuple
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
+facts, decode = FORMAT.cpu_layout, FORMAT.part("cpu").decode
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 ROW_MINIMA = parameter("ROW_MINIMA", 0)

@@ -15,7 +15,7 @@ from localkv.simd.lanes import LANES
 from localkv.simd.memory import broadcast_f16, load_f16, store_f32
 
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
-facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
+facts, decode = FORMAT.cpu_layout, FORMAT.part("cpu").decode
 TOKENS = FORMAT.group_tokens
 BLOCK, AFFINE = facts.BLOCK, facts.AFFINE
 OF_V = parameter("OF_V", False)

@@ -40,7 +40,10 @@ from localkv.simd.vector_tuple import (
 )
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
+decode = codec.decode
+quads: Any = getattr(codec, "quads", None)
+numbers: Any = getattr(codec, "numbers", None)
 ROWS = parameter("ROWS", 4)
 """Rows of weights (query heads of a KV head, new tokens) of a tile."""
 DIGITS = parameter("DIGITS", False)
@@ -71,7 +74,7 @@ ROW_BYTES = PAGE_TOKENS * 4
 def numbers_of(codebook: Address) -> Any:
     """The codebook as the decoder takes it."""
     if CODEBOOK:
-        return codec.numbers(codebook)
+        return numbers(codebook)
     return codebook
 
 
@@ -141,13 +144,13 @@ def weigh_block(
         if PAIRS:
             while i + 1 < end:
                 token = group * 16 + i
-                values = codec.decode(planes, unit + i)
+                values = decode(planes, unit + i)
                 sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
-                values = codec.decode(planes, unit + i + 1)
+                values = decode(planes, unit + i + 1)
                 sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE_TOKENS)
                 i += 2
         while i < end:
-            values = codec.decode(planes, unit + i)
+            values = decode(planes, unit + i)
             sums = fma_grid(sums, values, weights, group * 16 + i, 0, PAGE_TOKENS)
             i += 1
     store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))
@@ -178,7 +181,7 @@ def weigh_codes(
             ahead = fetch_next(ahead, lines)
             unit = (group * n_blocks + block) * 16
             for i in range(16 // QUAD):
-                codes = codec.quads(planes, unit + i * QUAD)
+                codes = quads(planes, unit + i * QUAD)
                 word = row * PAGE_TOKENS + group * (16 // QUAD) + i
                 sums = dot_digits(sums, codes, digits, word, PAGE_TOKENS, ROW_DIGITS)
         first = at + row * head_dim

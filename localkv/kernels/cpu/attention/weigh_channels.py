@@ -57,7 +57,8 @@ from localkv.simd.vector_tuple import (
 )
 
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
-facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
+decode, quads = codec.decode, codec.quads
 TOKENS = FORMAT.group_tokens
 ROWS = parameter("ROWS", 4)
 """Rows of weights (query heads of a KV head, new tokens) of a tile."""
@@ -123,7 +124,7 @@ def add_codes(
         sums = zeros_i32(DIGIT_SUMS)
     for half in range(2):
         for i in range(0, LANES, QUAD):
-            codes = codec.quads(planes, unit + half * step + i)
+            codes = quads(planes, unit + half * step + i)
             word = (group * TOKENS + half * LANES + i) // QUAD
             sums = dot_digits(sums, codes, digits, word, CHANNEL_ROW, CHANNEL_DIGITS)
     return add_digits(total, sums, scales, digits, AT_SCALE, CHANNEL_ROW, CHANNEL_DIGITS)
@@ -143,7 +144,7 @@ def add_values(
     sums = zeros_f32(FLOAT_SUMS)
     for half in range(2):
         for i in range(LANES):
-            values = codec.decode(planes, unit + half * step + i)
+            values = decode(planes, unit + half * step + i)
             token = group * TOKENS + half * LANES + i
             sums = fma_grid(sums, values, p, token, 0, PAGE_TOKENS)
     return fma_each(total, sums, scales)

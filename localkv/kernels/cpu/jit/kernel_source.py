@@ -40,9 +40,8 @@ PACKAGE = Path(__file__).parents[3]
 _PARAMETER = re.compile(r"parameter\(\"(\w+)\"")
 _BUILT_ON = (
     "simd/*.py",
+    "formats/*/__init__.py",
     "formats/*/cpu.py",
-    "formats/*/cpu_cache.py",
-    "formats/*/cpu_weight.py",
     "formats/cpu/*.py",
     "kernels/cpu/attention/channel_digits.py",
     "kernels/cpu/attention/fetch.py",
@@ -91,9 +90,10 @@ _BUILT_ON = (
     "formats/base.py",
     "formats/bits.py",
     "formats/channel_groups.py",
-    "formats/codebook_rows.py",
     "formats/codebooks.py",
     "formats/rounding.py",
+    "formats/row_scale.py",
+    "formats/shifted_points.py",
     "formats/grids.py",
     "arch/spec.py",
     "cache/ladder.py",

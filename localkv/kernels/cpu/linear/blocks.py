@@ -19,7 +19,7 @@ class _Layouts(Mapping[str, PanelLayout]):
         if name not in self._known:
             if name not in self:
                 raise KeyError(name)
-            self._known[name] = FORMATS[name].part("cpu").LAYOUT
+            self._known[name] = FORMATS[name].cpu_layout.LAYOUT
         return self._known[name]
 
     def __contains__(self, name: object) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from localkv.formats import WEIGHT_FORMATS, QuantFormat
 from localkv.formats.cpu.panel_layout import LANES, record_values
 
-_WITH_KERNEL = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.has_part("cpu_weight")]
+_WITH_KERNEL = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.has_part("cpu")]
 
 PANEL_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size > 1)
 """The formats that are multiplied in panels."""

@@ -110,7 +110,7 @@ def row_dots(kind: str) -> RowDots:
     """Of a format, or BFLOAT_PAIRS."""
     if kind == BFLOAT_PAIRS:
         return RowDots(2 * LANES, 2, 2, _load_pairs, _load_pairs, dot_of_bfloats_last, pads=True)
-    load, load_f32 = (FORMATS[name].part("cpu_weight").load_values for name in (kind, "f32"))
+    load, load_f32 = (FORMATS[name].part("cpu").load_values for name in (kind, "f32"))
     return RowDots(LANES, FORMATS[kind].block_bytes, 4, load, load_f32, multiply_add)
 
 

@@ -5,6 +5,8 @@ Types with scales by channel are encoded for a group at once, others row by row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import cfunc, njit
 
@@ -34,7 +36,10 @@ from localkv.simd.memory import (
 )
 
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
-facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
+pack: Any = getattr(codec, "pack", None)
+encode: Any = getattr(codec, "encode", None)
+start_row: Any = getattr(codec, "start_row", None)
 BY_CHANNEL = FORMAT.group_tokens > 1
 HAS_ROW_FIELDS = len(FORMAT.row_planes) > 0
 OF_V = parameter("OF_V", False)
@@ -66,14 +71,14 @@ def load_rows(tail: Address, first: int, x: Address, head_dim: int, scratch: Add
 def encode_token(x: Address, codes: Address, fields: Addresses, head_dim: int) -> None:
     """One row's fields; those of channels' scales are made before."""
     if HAS_ROW_FIELDS:
-        of_row = codec.start_row(x, fields, head_dim)
+        of_row = start_row(x, fields, head_dim)
     for block in range(head_dim // BLOCK):
         if BY_CHANNEL:
-            codec.pack(codes, fields, block)
+            pack(codes, fields, block)
         elif HAS_ROW_FIELDS:
-            codec.encode(x, fields, block, of_row)
+            encode(x, fields, block, of_row)
         else:
-            codec.encode(x, fields, block)
+            encode(x, fields, block)
 
 
 @njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
@@ -15,7 +17,9 @@ from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-BLOCK, codec = FORMAT.part("cpu").BLOCK, FORMAT.part("cpu_cache")
+BLOCK, codec = FORMAT.cpu_layout.BLOCK, FORMAT.part("cpu")
+encode: Any = codec.encode
+start_row: Any = getattr(codec, "start_row", None)
 HAS_ROW_FIELDS = len(FORMAT.row_planes) > 0
 
 
@@ -46,12 +50,12 @@ def worker(address: Address, thread: Count) -> None:
                     rotate_block(row + at, rotated + at, rotation)
                 row = rotated
             if HAS_ROW_FIELDS:
-                of_row = codec.start_row(row, fields, head_dim)
+                of_row = start_row(row, fields, head_dim)
                 for block in range(head_dim // BLOCK):
-                    codec.encode(row, fields, block, of_row)
+                    encode(row, fields, block, of_row)
             else:
                 for block in range(head_dim // BLOCK):
-                    codec.encode(row, fields, block)
+                    encode(row, fields, block)
             slot = get_i64(job.slots, i)
             field = packed
             for index in range(job.n_planes):

@@ -53,7 +53,7 @@ def padded(head_dim: int) -> int:
 
 
 def _side(fmt: QuantFormat, side: str) -> dict[str, Any]:
-    codec = fmt.part("gpu_cache")
+    codec = fmt.part("gpu")
     return {
         f"READ_{side}": codec.read_tile,
         f"COLUMNS_{side}": codec.columns,
@@ -111,7 +111,7 @@ def attention_constants(
 
 def product_of(*formats: QuantFormat) -> str:
     """The product, of those that the types need, that takes the most room."""
-    products: list[str] = [fmt.part("gpu_cache").PRODUCT for fmt in formats]
+    products: list[str] = [fmt.part("gpu").PRODUCT for fmt in formats]
     return max(products, key=PRODUCTS.index)
 
 

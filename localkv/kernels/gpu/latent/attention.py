@@ -66,7 +66,7 @@ def latent_constants(
     if not tail:
         constants |= dict.fromkeys(("exact_ptr", "tail_start", "tail_newest"))
     for side, fmt in (("K", format_k), ("V", format_v)):
-        codec = fmt.part("gpu_cache")
+        codec = fmt.part("gpu")
         constants[f"READ_{side}"] = codec.read_tile
         constants[f"COLUMNS_{side}"] = codec.columns
         constants[f"PRODUCT_{side}"] = codec.PRODUCT

@@ -1,1 +1,0 @@
-"""nuq3: 3-bit codes of a codebook, a scale, and an outlier of each 64 values."""
