@@ -16,7 +16,7 @@ from quality_caches import BY_BITS, CODEBOOKS, Case
 
 from localkv.config import CacheConfig, KVCodebook
 from localkv.formats import KV_FORMATS, codebook_rows
-from localkv.formats.bits import Floats
+from localkv.formats.shared.bits import Floats
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.quality.calibration_plan import Plan

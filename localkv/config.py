@@ -59,7 +59,7 @@ class KVCodebook:
 
     Attributes:
         layer, side: of which layer; "k" or "v".
-        numbers: 2^b integers, ascending (`formats/codebooks.py`).
+        numbers: 2^b integers, ascending (`shared/codebooks.py`).
     """
 
     layer: int

@@ -17,8 +17,7 @@ from localkv.cache.scales import head_scales
 from localkv.cache.segment_rows import SegmentRows
 from localkv.config import KVCodebook, KVScales
 from localkv.formats import FORMATS
-from localkv.formats.codebook_codec import table_of
-from localkv.formats.codebooks import NORMAL
+from localkv.formats.shared.codebooks import NORMAL, table_of
 
 
 class LayerArrays:

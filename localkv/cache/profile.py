@@ -17,7 +17,7 @@ from localkv.cache.tail import FEW_BITS
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
-from localkv.formats.codebooks import Codebook
+from localkv.formats.shared.codebooks import Codebook
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ class SideFacts:
             type, by type.
         exponents: [n_heads][n_channels] of the smoothing that weights are loaded with
             (`loader/smoothing.py`), which all else was measured with; empty for none.
-        codebooks: one for each number of codes (`formats/codebooks.py`), for rows as they are
+        codebooks: one for each number of codes (`shared/codebooks.py`), for rows as they are
             packed.
     """
 

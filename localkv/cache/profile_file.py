@@ -18,7 +18,7 @@ from localkv.cache.profile import KVProfile, LayerFacts, LayerTypes, SideFacts, 
 from localkv.config import KV_ROTATIONS, MOST_EXACT
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
-from localkv.formats.codebooks import Codebook, check_codebook
+from localkv.formats.shared.codebooks import Codebook, check_codebook
 from localkv.system.input_file import read_input
 from localkv.system.whole_file import write_whole
 

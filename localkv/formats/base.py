@@ -6,8 +6,8 @@ iterate them. The folder `<name>/` holds at most three files
 
     __init__.py     the reference: decode and, for cache types, encode in plain NumPy, with which
                     tests compare; and in which order the CPU keeps its bytes, without Numba
-    cpu.py          a cache type's rows and a weight type's matrices for Numba (`formats/cpu/`)
-    gpu.py          the same for Triton (`formats/gpu/`)
+    cpu.py          a cache type's rows and a weight type's matrices for Numba (`shared/cpu/`)
+    gpu.py          the same for Triton (`shared/gpu/`)
 
 which kernels find by these names and import on first use (`QuantFormat.part`). Types that share
 their codes share a folder; each of its files then has a namespace for each of them, named as the
@@ -95,9 +95,9 @@ class QuantFormat:
         folder: where the code is, if not in a folder of the format's name.
         group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
             Of more than one a scale serves one channel of all of them
-            (`formats/channel_groups.py`).
+            (`shared/channel_groups.py`).
         n_centroids: numbers of the codebook that codes select from, of which each layer has one for
-            K and one for V (`formats/codebooks.py`); 0 for types without one.
+            K and one for V (`shared/codebooks.py`); 0 for types without one.
     """
 
     name: str
@@ -168,7 +168,7 @@ class QuantFormat:
 
     @property
     def cpu_layout(self) -> Any:
-        """The constants by which the CPU lays the format's bytes out (`formats/cpu/`), without
+        """The constants by which the CPU lays the format's bytes out (`shared/cpu/`), without
         Numba."""
         return self._of_module("")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.codebooks import LARGEST, STEPS, Codebook, check_codebook
 from localkv.formats.nuq import scaled_inliers
+from localkv.formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
 
 Floats = NDArray[np.float32]
 

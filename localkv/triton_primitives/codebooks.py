@@ -1,6 +1,6 @@
 """Codes to the numbers of a codebook that is known when a kernel runs, and outliers beside them.
 
-Tables are words of four bytes, numbers plus 128 (`formats/codebook_codec.table_of`). They are in
+Tables are words of four bytes, numbers plus 128 (`shared/codebooks.table_of`). They are in
 registers: in memory each code would be a load.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from localkv.formats import FORMATS, WEIGHT_FORMATS
-from localkv.formats.gpu.weight_layout import weight_layout
+from localkv.formats.shared.gpu.weight_layout import weight_layout
 from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
 from localkv.kernels.gpu.gate import ROWS as HEADS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.formats import FORMATS, QuantFormat
-from localkv.formats.bits import bit_fields, two_bit_codes
+from localkv.formats.shared.bits import bit_fields, two_bit_codes
 
 GROUPED = [fmt for fmt in FORMATS.values() if fmt.group_tokens > 1]
 BITS = {"q8_0c": 8, "q4_1c": 4, "q3_1c": 3, "q2_1c": 2}

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.formats import FORMATS, QuantFormat
-from localkv.formats.codebook_codec import table_of
-from localkv.formats.codebooks import NORMAL, check_codebook
+from localkv.formats.shared.codebooks import NORMAL, check_codebook, table_of
 from localkv.quality.codebooks import learn_codebook
 
 NUQ = [fmt for fmt in FORMATS.values() if fmt.n_centroids]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from localkv.formats import FORMATS, grids
-from localkv.formats.grids import Grid, even_signs, signed_points
+from localkv.formats import FORMATS
+from localkv.formats.shared import grids
+from localkv.formats.shared.grids import Grid, even_signs, signed_points
 
 GRIDS = {
     quants.IQ2_XXS: grids.IQ2_XXS,

@@ -8,7 +8,7 @@ import torch
 
 from localkv.cache.layer_cache import row_fields
 from localkv.formats import KV_FORMATS
-from localkv.formats.cpu.page_rows import pages_of_rows, rows_of_pages
+from localkv.formats.shared.cpu.page_order import pages_of_rows, rows_of_pages
 from support.cpu_pages import pool_planes
 
 

@@ -14,7 +14,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.formats import TOKEN_FORMATS, QuantFormat
-from localkv.formats.codebook_codec import CodebookCodec, table_of
+from localkv.formats.shared.codebooks import CodebookCodec, table_of
 from localkv.kernels.gpu.gate import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.grouped_attention import norm_heads

@@ -17,8 +17,7 @@ from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.formats import FORMATS
 from localkv.formats.base import split_blocks
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.scaled import can_scale_rows, scaled
+from localkv.formats.packed_tensor import PackedTensor, can_scale_rows, scaled
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.backend import reference_backend

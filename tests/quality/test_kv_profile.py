@@ -19,7 +19,7 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.token_scores import score
 from localkv.errors import UsageError
-from localkv.formats.codebooks import NORMAL
+from localkv.formats.shared.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localkv.formats import QuantFormat
-from localkv.formats.cpu.page_order import ItemOrder
+from localkv.formats.shared.cpu.page_order import ItemOrder
 
 GROUP = 16
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import torch
 
-from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, PanelLayout
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import ROUNDED_ROWS
 from localkv.kernels.reference.torch_codec import decoded
@@ -66,7 +66,7 @@ def check(products: TensorProducts, x: torch.Tensor, weight: PackedTensor) -> to
 
 
 def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
-    """What `formats/cpu/panel_layout.py` says of a matrix's panels, one unit at a time."""
+    """What `shared/cpu/panel_layout.py` says of a matrix's panels, one unit at a time."""
     n_out, n_in = weight.shape
     blocks = weight.rows.reshape(n_out, -1, layout.format.block_bytes)
     out = np.zeros((-(-n_out // LANES), layout.n_records(n_in), layout.record_bytes), np.uint8)

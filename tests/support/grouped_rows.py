@@ -14,7 +14,7 @@ from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.formats import FORMATS
-from localkv.formats.channel_groups import TOKENS
+from localkv.formats.shared.channel_groups import TOKENS
 from localkv.kernels.reference.hadamard import hadamard_transform
 
 

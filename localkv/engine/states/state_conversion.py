@@ -27,7 +27,7 @@ from localkv.cache.row_copies import HeldRows, PlaneRows, planes
 from localkv.cache.tail import TAIL_TYPE
 from localkv.config import CacheConfig
 from localkv.formats import FORMATS
-from localkv.formats.codebook_codec import codec_of
+from localkv.formats.shared.codebooks import codec_of
 
 Floats = NDArray[np.float32]
 Read = Callable[[str], NDArray[Any]]

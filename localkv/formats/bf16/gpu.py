@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.floats import load_floats
-from localkv.formats.gpu.planes import halves, load_halves, store_rows
-from localkv.formats.gpu.weight_layout import WeightLayout, largest, words
+from localkv.formats.shared.gpu.rows import halves, load_halves, store_rows
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, largest, load_floats, words
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
 

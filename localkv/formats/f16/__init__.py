@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, half, half_bytes
-from localkv.formats.cpu.page_order import codes
+from localkv.formats.shared.bits import Bytes, Floats, half, half_bytes
+from localkv.formats.shared.cpu.page_order import codes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -18,7 +18,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return (half_bytes(x[..., None]),)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 16
 SCALED = False
 AFFINE = False

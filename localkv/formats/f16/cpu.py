@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import njit
 
-from localkv.formats.cpu.rounding import put_half
+from localkv.formats.shared.cpu.rounding import put_half
 from localkv.simd.memory import get_f32, half_bits_to_float, load_f16
 from localkv.simd.vector import i16, lanes_of
 

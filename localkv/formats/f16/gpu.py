@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.floats import load_floats
-from localkv.formats.gpu.planes import as_f16, halves, load_halves, store_rows
-from localkv.formats.gpu.weight_layout import WeightLayout, words
+from localkv.formats.shared.gpu.rows import as_f16, halves, load_halves, store_rows
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, load_floats, words
 
 PRODUCT = "fp16"
 columns = halves

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, as_bytes, reinterpret
-from localkv.formats.cpu.page_order import codes
+from localkv.formats.shared.bits import Bytes, Floats, as_bytes, reinterpret
+from localkv.formats.shared.cpu.page_order import codes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -20,7 +20,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return (as_bytes(x),)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 16
 SCALED = False
 AFFINE = False

@@ -2,8 +2,8 @@
 
 fp8_e4m3 has 4 bits of exponent, 3 of mantissa and no infinities; fp8_e5m2 has 5 bits of exponent
 and 2 of mantissa. fp8_e4m3_token and fp8_e5m2_token have a scale per row as well, `x = d * value`
-(`row_scale`). fp8_e4m3_head and fp8_e5m2_head have the codes of the first two: what stores rows
-divides them by a scale of their layer and KV head.
+(`shared/rounding.py`). fp8_e4m3_head and fp8_e5m2_head have the codes of the first two: what stores
+rows divides them by a scale of their layer and KV head.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, ieee
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.row_scale import scale_row, times_row_scale
+from localkv.formats.shared.bits import Bytes, Floats, ieee
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.rounding import scale_row, times_row_scale
 
 SIGN, MAGNITUDE, INFINITY, NAN_CODE = 0x80, 0x7FFFFFFF, 0x7F800000, 0x7F
 

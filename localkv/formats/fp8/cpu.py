@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.rounding import float8_bits
-from localkv.formats.cpu.row_scale import put_row_scale
 from localkv.formats.fp8 import E4M3_LARGEST, E5M2_LARGEST
+from localkv.formats.shared.cpu.rounding import float8_bits, put_row_scale
 from localkv.simd.memory import get_f32, load_e4m3, load_e5m2, put_u8
 
 LARGEST_E4M3, LARGEST_E5M2 = np.float32(E4M3_LARGEST), np.float32(E5M2_LARGEST)

@@ -9,8 +9,14 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.planes import halves, load_halves, store_rows
-from localkv.formats.gpu.row_scale import load_row_scales, scale_rows, store_row_halves
+from localkv.formats.shared.gpu.rows import (
+    halves,
+    load_halves,
+    load_row_scales,
+    scale_rows,
+    store_row_halves,
+    store_rows,
+)
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import (
     decode_e4m3,

@@ -11,9 +11,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import EIGHTH, Bytes, Floats, bit_fields, half_times, reinterpret, scaled
-from localkv.formats.cpu.panel_layout import QS, PanelPlane, planes
-from localkv.formats.shifted_points import grid_entries, shifted_points
+from localkv.formats.shared.bits import (
+    EIGHTH,
+    Bytes,
+    Floats,
+    bit_fields,
+    half_times,
+    reinterpret,
+    scaled,
+)
+from localkv.formats.shared.cpu.panel_layout import QS, PanelPlane, planes
+from localkv.formats.shared.grids import grid_entries, shifted_points
 
 
 def scale_bytes(scales: Bytes) -> Bytes:
@@ -33,6 +41,6 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(codes, half_times(scale_bytes(scales), factors) * EIGHTH)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 HIGH, SCALES = PanelPlane("qh", 2), PanelPlane("scales", 2)
 LAYOUT = planes("iq1_m", QS, HIGH, SCALES)

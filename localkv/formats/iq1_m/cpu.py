@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, grid_panels, odd_scale
-from localkv.formats.cpu.panel_codes import Record
-from localkv.formats.grids import IQ1
 from localkv.formats.iq1_m import LAYOUT
+from localkv.formats.shared.cpu.grid_codes import GridCodes, grid_codes, grid_panels, odd_scale
+from localkv.formats.shared.cpu.panel_codes import Record
+from localkv.formats.shared.grids import IQ1
 from localkv.simd.large_tables import fields, widened
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import constant, i16, i32

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import EIGHTH, Bytes, Floats, half_times, reinterpret, scaled
-from localkv.formats.cpu.panel_layout import QS, D, PanelPlane, planes
-from localkv.formats.shifted_points import grid_entries, shifted_points
+from localkv.formats.shared.bits import EIGHTH, Bytes, Floats, half_times, reinterpret, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
+from localkv.formats.shared.grids import grid_entries, shifted_points
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -25,6 +25,6 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(codes, half_times(d, 2 * ((words >> 12) & 7) + 1) * EIGHTH)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 HIGH = PanelPlane("qh", 2)
 LAYOUT = planes("iq1_s", QS, HIGH, D)

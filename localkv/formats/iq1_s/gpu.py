@@ -9,19 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.grid_points import (
+from localkv.formats.shared.gpu.grid_points import (
+    CENTRE,
     byte_of,
     entry_words,
     grid_table,
     load_beside,
     load_two_words,
+    offset_of,
     shifted_eights,
     units_from,
 )
-from localkv.formats.gpu.shifted_grid import CENTRE, offset_of
-from localkv.formats.gpu.super_blocks import halves, load_half
-from localkv.formats.gpu.weight_layout import WeightLayout, largest, words
-from localkv.formats.grids import IQ1
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, halves, largest, load_half, words
+from localkv.formats.shared.grids import IQ1
 
 
 def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, grid_panels, scale_of_nibble
-from localkv.formats.cpu.panel_codes import Record
-from localkv.formats.grids import IQ2_S
 from localkv.formats.iq2_s import LAYOUT
+from localkv.formats.shared.cpu.grid_codes import (
+    GridCodes,
+    grid_codes,
+    grid_panels,
+    scale_of_nibble,
+)
+from localkv.formats.shared.cpu.panel_codes import Record
+from localkv.formats.shared.grids import IQ2_S
 from localkv.simd.large_tables import fields, widened
 
 KIND = GridCodes(IQ2_S, zero=43, halves=True)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.grid_points import (
+from localkv.formats.shared.gpu.grid_points import (
     bits_of,
     byte_of,
     entry_words,
@@ -21,9 +21,8 @@ from localkv.formats.gpu.grid_points import (
     signed_eights,
     units_from,
 )
-from localkv.formats.gpu.super_blocks import halves, load_half
-from localkv.formats.gpu.weight_layout import WeightLayout, largest, words
-from localkv.formats.grids import IQ2_S
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, halves, largest, load_half, words
+from localkv.formats.shared.grids import IQ2_S
 
 
 def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -10,9 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import EIGHTH, Bytes, Floats, bit_fields, half_times, reinterpret, scaled
-from localkv.formats.cpu.panel_layout import QS, SCALES, D, planes
-from localkv.formats.grids import IQ2_XS, even_signs, signed_points
+from localkv.formats.shared.bits import (
+    EIGHTH,
+    Bytes,
+    Floats,
+    bit_fields,
+    half_times,
+    reinterpret,
+    scaled,
+)
+from localkv.formats.shared.cpu.panel_layout import QS, SCALES, D, planes
+from localkv.formats.shared.grids import IQ2_XS, even_signs, signed_points
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -24,5 +32,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(signed_points(IQ2_XS, words & 511, signs), half_times(d, factors) * EIGHTH)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("iq2_xs", QS, SCALES, D)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import (
+from localkv.formats.iq2_xs import LAYOUT
+from localkv.formats.shared.cpu.grid_codes import (
     GridCodes,
     even_signs,
     grid_codes,
     grid_panels,
     scale_of_nibble,
 )
-from localkv.formats.cpu.panel_codes import Record
-from localkv.formats.grids import IQ2_XS
-from localkv.formats.iq2_xs import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import Record
+from localkv.formats.shared.grids import IQ2_XS
 from localkv.simd.large_tables import split_bytes
 
 KIND = GridCodes(IQ2_XS, zero=43, halves=True)

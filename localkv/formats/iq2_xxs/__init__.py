@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import EIGHTH, Bytes, Floats, half_times, reinterpret, scaled
-from localkv.formats.cpu.panel_layout import QS, D, planes
-from localkv.formats.grids import IQ2_XXS, signed_points, signs_and_factors
+from localkv.formats.shared.bits import EIGHTH, Bytes, Floats, half_times, reinterpret, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, D, planes
+from localkv.formats.shared.grids import IQ2_XXS, signed_points, signs_and_factors
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -24,5 +24,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(signed_points(IQ2_XXS, entries, signs), half_times(d, factors) * EIGHTH)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("iq2_xxs", QS, D)

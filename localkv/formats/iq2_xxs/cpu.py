@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, grid_panels, odd_scale
-from localkv.formats.cpu.panel_codes import Record
-from localkv.formats.grids import IQ2_XXS
 from localkv.formats.iq2_xxs import LAYOUT
+from localkv.formats.shared.cpu.grid_codes import (
+    GridCodes,
+    even_signs,
+    grid_codes,
+    grid_panels,
+    odd_scale,
+)
+from localkv.formats.shared.cpu.panel_codes import Record
+from localkv.formats.shared.grids import IQ2_XXS
 from localkv.simd.vector import constant, i32
 
 KIND = GridCodes(IQ2_XXS, zero=43)

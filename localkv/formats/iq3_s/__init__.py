@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, scaled
-from localkv.formats.cpu.panel_layout import QS, SCALES, D, PanelPlane, planes
-from localkv.formats.grids import IQ3_S, signed_points
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, half_times, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, SCALES, D, PanelPlane, planes
+from localkv.formats.shared.grids import IQ3_S, signed_points
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -22,6 +22,6 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(signed_points(IQ3_S, entries, signs), half_times(d, factors))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 SIGNS, HIGH = PanelPlane("signs", 4), PanelPlane("qh", 1)
 LAYOUT = planes("iq3_s", QS, SIGNS, HIGH, SCALES, D)

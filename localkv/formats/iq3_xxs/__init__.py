@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, half_times, reinterpret, scaled
-from localkv.formats.cpu.panel_layout import QS, D, PanelPlane, planes
-from localkv.formats.grids import IQ3_XXS, signed_points, signs_and_factors
+from localkv.formats.shared.bits import Bytes, Floats, half_times, reinterpret, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
+from localkv.formats.shared.grids import IQ3_XXS, signed_points, signs_and_factors
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -22,6 +22,6 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(signed_points(IQ3_XXS, qs, patterns), half_times(d, factors) * np.float32(0.25))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 SIGNS = PanelPlane("signs", 4)
 LAYOUT = planes("iq3_xxs", QS, SIGNS, D)

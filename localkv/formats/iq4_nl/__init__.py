@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     IQ4_CODEBOOK,
     Bytes,
     Floats,
@@ -19,9 +19,9 @@ from localkv.formats.bits import (
     pack_bits,
     scaled,
 )
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.cpu.panel_layout import QS, D, planes
-from localkv.formats.rounding import (
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.cpu.panel_layout import QS, D, planes
+from localkv.formats.shared.rounding import (
     F16_LIMIT,
     blocks,
     largest_magnitude,
@@ -72,7 +72,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), qs
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.bits import IQ4_CODEBOOK
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, nibble_codes
-from localkv.formats.cpu.rounding import (
+from localkv.formats.iq4_nl import LAYOUT, OFFSET
+from localkv.formats.shared.bits import IQ4_CODEBOOK
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, nibble_codes
+from localkv.formats.shared.cpu.rounding import (
     LIMIT,
     ZERO,
     inverse,
@@ -22,7 +23,6 @@ from localkv.formats.cpu.rounding import (
     scale,
     within,
 )
-from localkv.formats.iq4_nl import LAYOUT, OFFSET
 from localkv.simd.byte_tables import look_up
 from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8

@@ -10,33 +10,31 @@ from itertools import pairwise
 import triton
 import triton.language as tl
 
-from localkv.formats.bits import IQ4_CODEBOOK
-from localkv.formats.gpu.planes import (
-    as_f16,
-    load_rows,
-    load_scales,
-    nibble_columns,
-    repeat,
-    store_rows,
-)
-from localkv.formats.gpu.rounding import (
+from localkv.formats.iq4_nl import SMALLEST as _SMALLEST
+from localkv.formats.q4_0.gpu import planes
+from localkv.formats.shared.bits import IQ4_CODEBOOK
+from localkv.formats.shared.gpu.rows import (
     F16_LIMIT,
     NAN,
+    as_f16,
     in_blocks,
     largest_magnitude,
     limited,
+    load_rows,
+    load_scales,
+    nibble_columns,
     pack_nibbles,
+    repeat,
     scale_and_inverse,
+    store_rows,
     sum_in_order,
 )
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
     largest,
     load_items,
     load_runs,
 )
-from localkv.formats.iq4_nl import SMALLEST as _SMALLEST
-from localkv.formats.q4_0.gpu import planes
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_codebook
 

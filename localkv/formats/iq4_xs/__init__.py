@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, half_times, iq4_values, iq4_xs_codes, less, scaled
-from localkv.formats.cpu.panel_layout import QS, D, PanelPlane, planes
+from localkv.formats.shared.bits import (
+    Bytes,
+    Floats,
+    half_times,
+    iq4_values,
+    iq4_xs_codes,
+    less,
+    scaled,
+)
+from localkv.formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -17,5 +25,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(iq4_values(qs), half_times(d, less(iq4_xs_codes(scales_h, scales_l), 32)))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("iq4_xs", QS, PanelPlane("scales_l", 1), PanelPlane("scales_h", 1), D)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, bit_field, whole_number
 from localkv.formats.iq4_nl.cpu import codebook_codes
 from localkv.formats.iq4_xs import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, bit_field, whole_number
 from localkv.simd.vector import constant, i8
 
 

@@ -9,21 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.bits import iq4_xs_codes
-from localkv.formats.gpu.super_blocks import (
-    halves,
-    load_half,
-    six_bit_planes,
-    six_bits,
-)
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.iq4_nl.gpu import CODEBOOK
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
+    halves,
+    iq4_xs_codes,
     largest,
+    load_half,
     load_items,
     load_runs,
+    six_bit_planes,
+    six_bits,
     words,
 )
-from localkv.formats.iq4_nl.gpu import CODEBOOK
 from localkv.triton_primitives.unpack import unpack_codebook
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import MXFP4_TWICE, Bytes, Floats, bit_fields, scaled
-from localkv.formats.cpu.panel_layout import EXPONENT, QS, planes
+from localkv.formats.shared.bits import MXFP4_TWICE, Bytes, Floats, bit_fields, scaled
+from localkv.formats.shared.cpu.panel_layout import EXPONENT, QS, planes
 
 _TWICE = np.array(MXFP4_TWICE, np.int8)
 SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
@@ -24,5 +24,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=16)), SCALES.take(e))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("mxfp4", QS, EXPONENT)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.bits import MXFP4_TWICE
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, nibble_codes
 from localkv.formats.mxfp4 import LAYOUT
+from localkv.formats.shared.bits import MXFP4_TWICE
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, nibble_codes
 from localkv.simd.byte_tables import look_up
 from localkv.simd.vector import constant, f32, i32, lanes_of
 

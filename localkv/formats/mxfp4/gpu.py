@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import MXFP4_TWICE
-from localkv.formats.gpu.weight_layout import WeightLayout, load_items, load_runs
+from localkv.formats.shared.bits import MXFP4_TWICE
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, load_items, load_runs
 from localkv.triton_primitives.unpack import unpack_codebook
 
 TABLE = tl.constexpr(MXFP4_TWICE)

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Codes,
     Floats,
@@ -37,9 +37,9 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.codebooks import LARGEST, NORMAL
-from localkv.formats.cpu.page_order import SCALES, TWO_BITS, codes
-from localkv.formats.rounding import F16_LIMIT, blocks, scale_and_inverse
+from localkv.formats.shared.codebooks import LARGEST, NORMAL
+from localkv.formats.shared.cpu.page_order import SCALES, TWO_BITS, codes
+from localkv.formats.shared.rounding import F16_LIMIT, blocks, scale_and_inverse
 
 PAIR = 64
 """Values of two blocks."""
@@ -216,7 +216,7 @@ def encode_nuq2(x: Floats, codebook: Sequence[int] = NORMAL[4]) -> tuple[Bytes, 
     return d, o, pack_two_bits(codes)
 
 
-# how the CPU lays them out; see `formats/cpu`
+# how the CPU lays them out; see `shared/cpu`
 _type = partial(SimpleNamespace, BLOCK=32, SCALED=True, AFFINE=False, OUTLIERS=1, OFFSET=128)
 nuq4 = _type(PLANES=(SCALES, SCALES, codes(8)), decode=decode_nuq4, encode=encode_nuq4)
 nuq3 = _type(

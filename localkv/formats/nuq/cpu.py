@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
-from localkv.formats.cpu.low_bits import three_bits, two_bits
-from localkv.formats.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
 from localkv.formats.nuq import (
     FRACTION,
     PAIR,
@@ -25,6 +22,9 @@ from localkv.formats.nuq import (
     SIX_BITS,
     STRETCHES,
 )
+from localkv.formats.shared.codebooks import LARGEST as LARGEST_NUMBER
+from localkv.formats.shared.cpu.low_bits import three_bits, two_bits
+from localkv.formats.shared.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
 from localkv.simd.arithmetic import (
     absolute,
     add,

@@ -10,40 +10,38 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
-from localkv.formats.gpu.low_bit_rows import (
-    load_third_bits,
-    one_after_the_other,
-    pack_third_bits,
-    pack_two_bits,
-    quarter_columns,
-)
-from localkv.formats.gpu.planes import (
-    as_f16,
-    as_i32,
-    load_rows,
-    load_scales,
-    load_valid_rows,
-    nibble_columns,
-    repeat,
-    store_rows,
-)
-from localkv.formats.gpu.rounding import (
-    F16_LIMIT,
-    F32_LARGEST,
-    NAN,
-    in_blocks,
-    limited,
-    limited_numbers,
-    pack_nibbles,
-    scale_and_inverse,
-)
 from localkv.formats.nuq import FRACTION as IN_PARTS
 from localkv.formats.nuq import PAIR as VALUES
 from localkv.formats.nuq import ROUNDED as ROUNDED_SCALES
 from localkv.formats.nuq import SIX_BIT_LIMIT as LARGEST_SHORT
 from localkv.formats.nuq import SIX_BITS as DROPPED
 from localkv.formats.nuq import STRETCHES
+from localkv.formats.shared.codebooks import LARGEST as LARGEST_NUMBER
+from localkv.formats.shared.gpu.low_bit_rows import (
+    load_third_bits,
+    one_after_the_other,
+    pack_third_bits,
+    pack_two_bits,
+    quarter_columns,
+)
+from localkv.formats.shared.gpu.rows import (
+    F16_LIMIT,
+    F32_LARGEST,
+    NAN,
+    as_f16,
+    as_i32,
+    in_blocks,
+    limited,
+    limited_numbers,
+    load_rows,
+    load_scales,
+    load_valid_rows,
+    nibble_columns,
+    pack_nibbles,
+    repeat,
+    scale_and_inverse,
+    store_rows,
+)
 from localkv.triton_primitives.codebooks import (
     group_number,
     limited_scales_and_missing,

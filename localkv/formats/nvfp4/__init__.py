@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import MXFP4_TWICE, Bytes, Floats, bit_fields, scaled
-from localkv.formats.cpu.panel_layout import QS, PanelPlane, planes
+from localkv.formats.shared.bits import MXFP4_TWICE, Bytes, Floats, bit_fields, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, PanelPlane, planes
 
 _TWICE = np.array(MXFP4_TWICE, np.int8)
 
@@ -38,5 +38,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=8)), SCALES.take(d))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("nvfp4", QS, PanelPlane("d", 1))

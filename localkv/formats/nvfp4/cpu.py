@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.formats.mxfp4.cpu import ZERO, from_table
 from localkv.formats.nvfp4 import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import constant, f32, i8, i16, lanes_of
 

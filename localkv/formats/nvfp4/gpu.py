@@ -9,9 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import MXFP4_TWICE
-from localkv.formats.gpu.super_blocks import in_runs
-from localkv.formats.gpu.weight_layout import WeightLayout, load_items, load_runs, words
+from localkv.formats.shared.bits import MXFP4_TWICE
+from localkv.formats.shared.gpu.weight_layout import (
+    WeightLayout,
+    in_runs,
+    load_items,
+    load_runs,
+    words,
+)
 from localkv.triton_primitives.unpack import unpack_codebook
 
 TABLE = tl.constexpr(MXFP4_TWICE)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     half,
@@ -25,8 +25,8 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.cpu.page_order import SCALES, TWO_BITS
-from localkv.formats.rounding import (
+from localkv.formats.shared.cpu.page_order import SCALES, TWO_BITS
+from localkv.formats.shared.rounding import (
     F16_LIMIT,
     blocks,
     fitted_scale,
@@ -56,7 +56,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(fitted_scale(x * q, q * q, d)), pack_two_bits(codes)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

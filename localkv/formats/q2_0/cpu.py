@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.low_bits import put_two_codes, twice_two_bit_quads, two_bits
-from localkv.formats.cpu.rounding import (
+from localkv.formats.shared.cpu.low_bits import put_two_codes, twice_two_bit_quads, two_bits
+from localkv.formats.shared.cpu.rounding import (
     HALF,
     LIMIT,
     ZERO,

@@ -5,19 +5,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.low_bit_rows import (
+from localkv.formats.shared.gpu.low_bit_rows import (
     load_two_bits,
     one_after_the_other,
     pack_two_bits,
     quarter_columns,
 )
-from localkv.formats.gpu.planes import as_f16, load_scales, repeat, store_rows
-from localkv.formats.gpu.rounding import (
+from localkv.formats.shared.gpu.rows import (
     F16_LIMIT,
+    as_f16,
     fitted_scale,
     in_blocks,
     limited_numbers,
+    load_scales,
+    repeat,
     scale_and_inverse,
+    store_rows,
     truncated,
 )
 from localkv.triton_primitives.fence import fence

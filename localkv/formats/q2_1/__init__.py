@@ -4,7 +4,7 @@ The rounding is that of KIVI's values (arXiv:2402.02750): from the smallest to t
 32 channels of a token.
 
 q2_1c has the same codes, and a scale and a minimum per channel of 32 tokens
-(`formats/channel_groups.py`).
+(`shared/channel_groups.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     half,
@@ -21,9 +21,9 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.channel_groups import affine_groups, scaled_codes
-from localkv.formats.cpu.page_order import BY_CHANNEL, SCALES, TWO_BITS
-from localkv.formats.rounding import affine_codes, blocks
+from localkv.formats.shared.channel_groups import affine_groups, scaled_codes
+from localkv.formats.shared.cpu.page_order import BY_CHANNEL, SCALES, TWO_BITS
+from localkv.formats.shared.rounding import affine_codes, blocks
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -50,7 +50,7 @@ def encode_by_channel(x: Floats) -> tuple[Bytes, ...]:
     return d, m, pack_two_bits(codes)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = True

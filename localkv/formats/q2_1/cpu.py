@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.low_bits import put_two_bits, put_two_codes, two_bit_quads, two_bits
-from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
+from localkv.formats.shared.cpu.low_bits import put_two_bits, put_two_codes, two_bit_quads, two_bits
+from localkv.formats.shared.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.arithmetic import to_f32
 from localkv.simd.memory import get_f32, get_u8
 

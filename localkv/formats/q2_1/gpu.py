@@ -7,19 +7,25 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.channel_groups import (
+from localkv.formats.shared.gpu.channel_groups import (
     affine_groups,
     decode_quarters,
     store_channels,
 )
-from localkv.formats.gpu.low_bit_rows import (
+from localkv.formats.shared.gpu.low_bit_rows import (
     load_two_bits,
     one_after_the_other,
     pack_two_bits,
     quarter_columns,
 )
-from localkv.formats.gpu.planes import as_f16, load_scales, repeat, store_rows
-from localkv.formats.gpu.rounding import affine_codes, in_blocks
+from localkv.formats.shared.gpu.rows import (
+    affine_codes,
+    as_f16,
+    in_blocks,
+    load_scales,
+    repeat,
+    store_rows,
+)
 from localkv.triton_primitives.fence import fence
 
 PRODUCT = "fp16"

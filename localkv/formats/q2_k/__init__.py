@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, scaled
-from localkv.formats.cpu.panel_layout import DMIN, QS, SCALES, D, planes
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, half_times, scaled
+from localkv.formats.shared.cpu.panel_layout import DMIN, QS, SCALES, D, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -18,5 +18,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(codes, half_times(d, scales & 15), minimum=half_times(dmin, scales >> 4))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("q2_K", QS, SCALES, D, DMIN)

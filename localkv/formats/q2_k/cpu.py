@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked, whole_number
-from localkv.formats.cpu.super_block_panels import two_bit_words
 from localkv.formats.q2_k import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import (
+    PanelFormat,
+    Record,
+    masked,
+    two_bit_words,
+    whole_number,
+)
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.vector import constant, f32, i8
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     bit_fields,
@@ -26,8 +26,8 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.cpu.page_order import SCALES, TWO_BITS, codes
-from localkv.formats.rounding import F16_LIMIT, blocks, fitted_scale, symmetric_codes
+from localkv.formats.shared.cpu.page_order import SCALES, TWO_BITS, codes
+from localkv.formats.shared.rounding import F16_LIMIT, blocks, fitted_scale, symmetric_codes
 
 LIMIT = 4 * F16_LIMIT
 """The largest value that a scale reaches."""
@@ -50,7 +50,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), pack_bits(codes >> 2, n_bits=1, run=1), pack_two_bits(codes & 3)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

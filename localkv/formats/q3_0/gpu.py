@@ -5,19 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.low_bit_rows import (
+from localkv.formats.shared.gpu.low_bit_rows import (
     load_three_bits,
     one_after_the_other,
     pack_third_bits,
     pack_two_bits,
     quarter_columns,
 )
-from localkv.formats.gpu.planes import as_f16, as_i32, load_scales, repeat, store_rows
-from localkv.formats.gpu.rounding import (
+from localkv.formats.shared.gpu.rows import (
     F16_LIMIT,
+    as_f16,
+    as_i32,
     fitted_scale,
     in_blocks,
     limited_numbers,
+    load_scales,
+    repeat,
+    store_rows,
     symmetric_codes,
 )
 from localkv.triton_primitives.fence import fence

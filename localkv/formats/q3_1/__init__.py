@@ -3,7 +3,7 @@
 Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), bit 2 of code i is bit i of `qh`.
 
 q3_1c has the same codes, and a scale and a minimum per channel of 32 tokens
-(`formats/channel_groups.py`).
+(`shared/channel_groups.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     bit_fields,
@@ -22,9 +22,9 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.channel_groups import affine_groups, scaled_codes
-from localkv.formats.cpu.page_order import BY_CHANNEL, SCALES, TWO_BITS, codes
-from localkv.formats.rounding import affine_codes, blocks
+from localkv.formats.shared.channel_groups import affine_groups, scaled_codes
+from localkv.formats.shared.cpu.page_order import BY_CHANNEL, SCALES, TWO_BITS, codes
+from localkv.formats.shared.rounding import affine_codes, blocks
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -55,7 +55,7 @@ def encode_by_channel(x: Floats) -> tuple[Bytes, ...]:
     return d, m, qh, pack_two_bits(codes & 3)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = True

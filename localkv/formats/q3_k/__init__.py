@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, less, q3_k_codes, scaled
-from localkv.formats.cpu.panel_layout import QS, SCALES, D, PanelPlane, planes
+from localkv.formats.shared.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half_times,
+    less,
+    q3_k_codes,
+    scaled,
+)
+from localkv.formats.shared.cpu.panel_layout import QS, SCALES, D, PanelPlane, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -18,5 +26,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(less(codes, 4), half_times(d, less(q3_k_codes(scales), 32)))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("q3_K", QS, PanelPlane("hmask", 4), SCALES, D)

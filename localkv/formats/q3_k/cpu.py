@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, bit_field, masked, whole_number
-from localkv.formats.cpu.super_block_panels import two_bit_words
 from localkv.formats.q3_k import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import (
+    PanelFormat,
+    Record,
+    bit_field,
+    masked,
+    two_bit_words,
+    whole_number,
+)
 from localkv.simd.vector import constant, i8
 
 

@@ -10,19 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.bits import q3_k_codes
-from localkv.formats.gpu.super_blocks import (
+from localkv.formats.shared.gpu.weight_layout import (
+    WeightLayout,
     halves,
     in_runs,
-    load_half,
-    six_bit_planes,
-    six_bits,
-)
-from localkv.formats.gpu.weight_layout import (
-    WeightLayout,
     largest,
+    load_half,
     load_items,
     load_runs,
+    q3_k_codes,
+    six_bit_planes,
+    six_bits,
     words,
 )
 from localkv.triton_primitives.bit_fields import unpack_bit_field

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     bit_fields,
@@ -14,9 +14,9 @@ from localkv.formats.bits import (
     pack_bits,
     scaled,
 )
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.cpu.panel_layout import QS, D, planes
-from localkv.formats.rounding import blocks, symmetric_codes
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.cpu.panel_layout import QS, D, planes
+from localkv.formats.shared.rounding import blocks, symmetric_codes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -31,7 +31,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), pack_bits(codes, n_bits=4, run=16)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

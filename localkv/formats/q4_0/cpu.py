@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.panel_codes import PanelFormat, nibble_codes
-from localkv.formats.cpu.rounding import (
+from localkv.formats.q4_0 import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, nibble_codes
+from localkv.formats.shared.cpu.rounding import (
     inverse,
     largest_magnitude,
     put_half,
     scale,
     symmetric_code,
 )
-from localkv.formats.q4_0 import LAYOUT
 from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
 from localkv.simd.quads import load_quads

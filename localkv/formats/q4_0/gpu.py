@@ -12,16 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.planes import (
+from localkv.formats.shared.gpu.rows import (
     as_f16,
+    in_blocks,
     load_rows,
     load_scales,
     nibble_columns,
+    pack_nibbles,
     repeat,
     store_rows,
+    symmetric_codes,
 )
-from localkv.formats.gpu.rounding import in_blocks, pack_nibbles, symmetric_codes
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
     largest,
     load_items,

@@ -1,7 +1,7 @@
 """q4_1: 4-bit codes, a scale and a minimum, `x = d q + m` (ggml's `block_q4_1`).
 
 q4_1c has the same codes, and a scale and a minimum per channel of 32 tokens
-(`formats/channel_groups.py`).
+(`shared/channel_groups.py`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half, half_bytes, pack_bits, scaled
-from localkv.formats.channel_groups import affine_groups, scaled_codes
-from localkv.formats.cpu.page_order import BY_CHANNEL, SCALES, codes
-from localkv.formats.cpu.panel_layout import QS, D, M, planes
-from localkv.formats.rounding import affine_codes, blocks
+from localkv.formats.shared.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    pack_bits,
+    scaled,
+)
+from localkv.formats.shared.channel_groups import affine_groups, scaled_codes
+from localkv.formats.shared.cpu.page_order import BY_CHANNEL, SCALES, codes
+from localkv.formats.shared.cpu.panel_layout import QS, D, M, planes
+from localkv.formats.shared.rounding import affine_codes, blocks
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -40,7 +48,7 @@ def encode_by_channel(x: Floats) -> tuple[Bytes, ...]:
     return d, m, pack_bits(codes, n_bits=4, run=16)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = True

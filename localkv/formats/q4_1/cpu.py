@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.panel_codes import PanelFormat, block_minimum, nibble_codes
-from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.formats.q4_1 import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, block_minimum, nibble_codes
+from localkv.formats.shared.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, get_u8, put_u8
 from localkv.simd.quads import load_quads

@@ -13,22 +13,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.channel_groups import (
+from localkv.formats.shared.gpu.channel_groups import (
     affine_groups,
     load_channels,
     store_channels,
     words_of_runs,
 )
-from localkv.formats.gpu.planes import (
+from localkv.formats.shared.gpu.rows import (
+    affine_codes,
     as_f16,
+    in_blocks,
     load_rows,
     load_scales,
     nibble_columns,
+    pack_nibbles,
     repeat,
     store_rows,
 )
-from localkv.formats.gpu.rounding import affine_codes, in_blocks, pack_nibbles
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
     largest,
     load_items,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
-from localkv.formats.cpu.panel_layout import DMIN, QS, SCALES, D, planes
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
+from localkv.formats.shared.cpu.panel_layout import DMIN, QS, SCALES, D, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -14,5 +14,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(bit_fields(planes[3], n_bits=4, run=32), scale, minimum)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("q4_K", QS, SCALES, D, DMIN)

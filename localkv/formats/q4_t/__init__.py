@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     bit_fields,
@@ -19,8 +19,8 @@ from localkv.formats.bits import (
     ieee,
     pack_bits,
 )
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.rounding import affine_codes
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.rounding import affine_codes
 
 
 @ieee
@@ -38,7 +38,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return pack_bits(in_blocks, n_bits=4, run=16), half_bytes(d), half_bytes(m)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = False
 AFFINE = True

@@ -5,9 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.planes import load_rows, nibble_columns, store_rows
-from localkv.formats.gpu.rounding import affine_codes, in_blocks, pack_nibbles
-from localkv.formats.gpu.row_scale import load_row_scales, store_row_halves
+from localkv.formats.shared.gpu.rows import (
+    affine_codes,
+    in_blocks,
+    load_row_scales,
+    load_rows,
+    nibble_columns,
+    pack_nibbles,
+    store_row_halves,
+    store_rows,
+)
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_nibbles
 

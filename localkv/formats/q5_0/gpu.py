@@ -12,28 +12,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.five_bit_rows import load_five_bits
-from localkv.formats.gpu.five_bit_weights import fifth_bits, two_parts
-from localkv.formats.gpu.planes import (
+from localkv.formats.shared.gpu.rows import (
     as_f16,
     as_i32,
+    in_blocks,
+    load_five_bits,
     load_scales,
     nibble_columns,
-    repeat,
-    store_rows,
-)
-from localkv.formats.gpu.rounding import (
-    in_blocks,
     pack_fifth_bits,
     pack_nibbles,
+    repeat,
+    store_rows,
     symmetric_codes,
 )
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
+    fifth_bits,
     largest,
     load_items,
     load_runs,
     padded_blocks,
+    two_parts,
     words,
 )
 from localkv.triton_primitives.fence import fence

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half, half_bytes, pack_bits, scaled
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.cpu.panel_layout import FIFTH_BITS, QS, D, M, planes
-from localkv.formats.rounding import affine_codes, blocks
+from localkv.formats.shared.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    pack_bits,
+    scaled,
+)
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.cpu.panel_layout import FIFTH_BITS, QS, D, M, planes
+from localkv.formats.shared.rounding import affine_codes, blocks
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -27,7 +35,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), half_bytes(m), qh, pack_bits(codes & 15, n_bits=4, run=16)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = True

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.five_bit_panels import five_bit_codes
-from localkv.formats.cpu.panel_codes import PanelFormat, block_minimum
-from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.formats.q5_1 import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, block_minimum, five_bit_codes
+from localkv.formats.shared.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.arithmetic import i32x16, select_i32, to_f32
 from localkv.simd.integer import add_i32, high_nibble, low_nibble
 from localkv.simd.memory import get_f32, load_mask, load_u8, put_i32, put_u8

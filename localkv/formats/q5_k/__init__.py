@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
-from localkv.formats.cpu.panel_layout import DMIN, QS, SCALES, D, PanelPlane, planes
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
+from localkv.formats.shared.cpu.panel_layout import DMIN, QS, SCALES, D, PanelPlane, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -19,5 +19,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(codes, scale, minimum)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("q5_K", QS, PanelPlane("qh", 4), SCALES, D, DMIN)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
-from localkv.formats.cpu.super_block_panels import k_minimum, k_nibbles, k_scale
 from localkv.formats.q5_k import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import (
+    PanelFormat,
+    Record,
+    k_minimum,
+    k_nibbles,
+    k_scale,
+    masked,
+)
 
 
 def codes(record: Record, block: int) -> list[Any]:

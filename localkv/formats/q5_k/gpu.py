@@ -9,18 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.five_bit_weights import fifth_bits, two_parts
-from localkv.formats.gpu.super_blocks import (
-    in_runs,
-    load_half,
-    scales_and_minima,
-    six_bits,
-)
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
+    fifth_bits,
+    in_runs,
     largest,
+    load_half,
     load_items,
     load_runs,
+    scales_and_minima,
+    six_bits,
+    two_parts,
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import (
+from localkv.formats.shared.bits import (
     Bytes,
     Floats,
     bit_fields,
@@ -23,8 +23,8 @@ from localkv.formats.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.formats.cpu.page_order import SCALES, TWO_BITS, codes
-from localkv.formats.rounding import (
+from localkv.formats.shared.cpu.page_order import SCALES, TWO_BITS, codes
+from localkv.formats.shared.rounding import (
     F16_LIMIT,
     blocks,
     fitted_scale,
@@ -61,7 +61,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), pack_two_bits(codes >> 4), pack_bits(codes & 15, n_bits=4, run=16)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.rounding import (
+from localkv.formats.shared.cpu.rounding import (
     LIMIT,
     ZERO,
     inverse,

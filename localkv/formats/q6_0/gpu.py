@@ -5,23 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.low_bit_rows import lanes, load_two_bit_words, pack_two_bits
-from localkv.formats.gpu.planes import (
-    as_f16,
-    load_rows,
-    load_scales,
-    nibble_columns,
-    repeat,
-    store_rows,
-)
-from localkv.formats.gpu.rounding import (
+from localkv.formats.shared.gpu.low_bit_rows import lanes, load_two_bit_words, pack_two_bits
+from localkv.formats.shared.gpu.rows import (
     F16_LIMIT,
+    as_f16,
     fitted_scale,
     in_blocks,
     largest_magnitude,
     limited_numbers,
+    load_rows,
+    load_scales,
+    nibble_columns,
     pack_nibbles,
+    repeat,
     scale_and_inverse,
+    store_rows,
     truncated,
 )
 from localkv.triton_primitives.bit_fields import unpack_bit_field_of_words

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, less, scaled
-from localkv.formats.cpu.panel_layout import SCALES, D, PanelPlane, planes
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, half_times, less, scaled
+from localkv.formats.shared.cpu.panel_layout import SCALES, D, PanelPlane, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -20,7 +20,7 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(less(codes, 32), half_times(d, scales.view(np.int8)))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 # what is read together lies together, or the processor does not recognise a stream
 CODES = [PanelPlane(name, 4, part=i, n_parts=2) for i in range(2) for name in ("ql", "qh")]
 LAYOUT = planes("q6_K", *CODES, SCALES, D)

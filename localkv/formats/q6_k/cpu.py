@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.formats.q6_k import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.simd.vector import f32, i32, lanes_of
 
 

@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.super_blocks import halves, in_runs, load_half
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
+    halves,
+    in_runs,
     largest,
+    load_half,
     load_items,
     load_runs,
     words,

@@ -1,7 +1,7 @@
 """q8_0: 32 signed bytes and a scale, `x = d q` (ggml's `block_q8_0`, `dequantize_row_q8_0`).
 
 q8_0c has the same codes, and a scale per channel of 32 tokens
-(`formats/channel_groups.py`).
+(`shared/channel_groups.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, half, half_bytes, ieee, scaled
-from localkv.formats.channel_groups import scaled_codes, symmetric_groups
-from localkv.formats.cpu.page_order import BY_CHANNEL, SCALES, codes
-from localkv.formats.cpu.panel_layout import FLIP_SIGNS, D, PanelPlane, planes
-from localkv.formats.rounding import blocks, rounded, scale_and_inverse
+from localkv.formats.shared.bits import Bytes, Floats, half, half_bytes, ieee, scaled
+from localkv.formats.shared.channel_groups import scaled_codes, symmetric_groups
+from localkv.formats.shared.cpu.page_order import BY_CHANNEL, SCALES, codes
+from localkv.formats.shared.cpu.panel_layout import FLIP_SIGNS, D, PanelPlane, planes
+from localkv.formats.shared.rounding import blocks, rounded, scale_and_inverse
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -44,7 +44,7 @@ def encode_by_channel(x: Floats) -> tuple[Bytes, ...]:
     return d, codes.view(np.uint8)
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = True
 AFFINE = False

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record
-from localkv.formats.cpu.rounding import (
+from localkv.formats.q8_0 import LAYOUT
+from localkv.formats.shared.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record
+from localkv.formats.shared.cpu.rounding import (
     inverse,
     largest_magnitude,
     put_half,
     rounded,
     scale,
 )
-from localkv.formats.q8_0 import LAYOUT
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.integer import xor_i32
 from localkv.simd.memory import get_f32, get_u8, load_i8_as_f32, put_u8

@@ -10,29 +10,31 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.channel_groups import (
+from localkv.formats.q4_0.gpu import planes
+from localkv.formats.shared.gpu.channel_groups import (
     load_channels,
     store_channels,
     symmetric_groups,
     words_of_runs,
 )
-from localkv.formats.gpu.planes import (
+from localkv.formats.shared.gpu.rows import (
     as_f16,
     cut,
     halves,
+    in_blocks,
     load_rows,
     load_scales,
     repeat,
+    rounded,
+    scale_and_inverse,
     store_rows,
 )
-from localkv.formats.gpu.rounding import in_blocks, rounded, scale_and_inverse
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
     largest,
     load_items,
     load_runs,
 )
-from localkv.formats.q4_0.gpu import planes
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_signed_bytes
 

@@ -1,6 +1,6 @@
 """q8_t: signed bytes with a scale for each token and KV head, `x = d q`.
 
-The scale is the largest magnitude / 127, rounded up to fp16 (`row_scale`). As vLLM's
+The scale is the largest magnitude / 127, rounded up to fp16 (`shared/rounding.py`). As vLLM's
 int8_per_token_head.
 """
 
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, ieee
-from localkv.formats.cpu.page_order import SCALES, codes
-from localkv.formats.rounding import blocks, rounded
-from localkv.formats.row_scale import scale_row, times_row_scale
+from localkv.formats.shared.bits import Bytes, Floats, ieee
+from localkv.formats.shared.cpu.page_order import SCALES, codes
+from localkv.formats.shared.rounding import blocks, rounded, scale_row, times_row_scale
 
 LARGEST = 127.0
 
@@ -32,7 +31,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return rounded(blocks(scaled, 32), 127).view(np.uint8), d
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 BLOCK = 32
 SCALED = False
 AFFINE = False

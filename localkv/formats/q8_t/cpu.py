@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.rounding import rounded
-from localkv.formats.cpu.row_scale import put_row_scale
 from localkv.formats.q8_0.cpu import SIGNS
+from localkv.formats.shared.cpu.rounding import put_row_scale, rounded
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.integer import xor_i32
 from localkv.simd.memory import get_f32, load_i8_as_f32, put_u8

@@ -5,9 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.planes import halves, load_rows, store_rows
-from localkv.formats.gpu.rounding import rounded
-from localkv.formats.gpu.row_scale import load_row_scales, scale_rows, store_row_halves
+from localkv.formats.shared.gpu.rows import (
+    halves,
+    load_row_scales,
+    load_rows,
+    rounded,
+    scale_rows,
+    store_row_halves,
+    store_rows,
+)
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_signed_bytes
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Floats, half, less, scaled
-from localkv.formats.cpu.panel_layout import QS, D, PanelPlane, planes
+from localkv.formats.shared.bits import Bytes, Floats, half, less, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
 
 RUNS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
 """Runs of bytes, from the first to behind the last, and how many values each holds: byte by byte
@@ -34,5 +34,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(less(np.concatenate(codes, axis=-1), 1), half(d))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("tq1_0", QS, PanelPlane("qh", 4), D)

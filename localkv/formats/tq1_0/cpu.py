@@ -6,8 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
-from localkv.formats.cpu.super_block_panels import record_scale
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, masked, record_scale
 from localkv.formats.tq1_0 import LAYOUT
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
 from localkv.simd.large_tables import index_masks, look_up

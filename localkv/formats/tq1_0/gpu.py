@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.super_blocks import halves
-from localkv.formats.gpu.weight_layout import (
+from localkv.formats.shared.gpu.weight_layout import (
     WeightLayout,
+    halves,
     largest,
     load_items,
     load_runs,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, half, less, scaled
-from localkv.formats.cpu.panel_layout import QS, D, planes
+from localkv.formats.shared.bits import Bytes, Floats, bit_fields, half, less, scaled
+from localkv.formats.shared.cpu.panel_layout import QS, D, planes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -14,5 +14,5 @@ def decode(planes: Sequence[Bytes]) -> Floats:
     return scaled(less(bit_fields(qs, n_bits=2, run=32), 1), half(d))
 
 
-# how the CPU lays it out; see `formats/cpu`
+# how the CPU lays it out; see `shared/cpu`
 LAYOUT = planes("tq2_0", QS, D)

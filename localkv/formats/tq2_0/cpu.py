@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
-from localkv.formats.cpu.super_block_panels import record_scale, two_bit_words
+from localkv.formats.shared.cpu.panel_codes import (
+    PanelFormat,
+    Record,
+    masked,
+    record_scale,
+    two_bit_words,
+)
 from localkv.formats.tq2_0 import LAYOUT
 
 

@@ -8,8 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.super_blocks import halves, in_runs, load_half
-from localkv.formats.gpu.weight_layout import WeightLayout, largest, load_runs
+from localkv.formats.shared.gpu.weight_layout import (
+    WeightLayout,
+    halves,
+    in_runs,
+    largest,
+    load_half,
+    load_runs,
+)
 from localkv.triton_primitives.bit_fields import unpack_bit_field
 
 

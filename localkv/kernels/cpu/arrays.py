@@ -15,8 +15,7 @@ from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
-from localkv.formats.cpu.page_order import ItemOrder
-from localkv.formats.cpu.page_rows import pages_of_rows, rows_of_pages
+from localkv.formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
 from localkv.kernels.cpu.addresses import LINE, Floats, address
 from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.kernels.unrecorded import Arrived, Unrecorded

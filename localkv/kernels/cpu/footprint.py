@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localkv.formats.base import QuantFormat
-from localkv.formats.cpu.panel_layout import LANES
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.attention.latent_sizes import most_latent_floats
 from localkv.kernels.cpu.attention.launch_sizes import launch_parts
 from localkv.kernels.cpu.attention.sizes import (

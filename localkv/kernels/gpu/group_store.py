@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.kernels.bounds import BoundsError, check_array, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.hadamard import hadamard

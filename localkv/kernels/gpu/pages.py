@@ -1,7 +1,7 @@
 """Pages of planes in memory, and where a row of a page is.
 
 The pages of a plane follow one another, so that rows are numbered as if all were one list
-(`formats/gpu`). In a cache whose pages change their types they lie in an arena of bytes, each with
+(`shared/gpu`). In a cache whose pages change their types they lie in an arena of bytes, each with
 all of its planes: then pages begin PAGE_BYTES apart, a row has its number within its page, and
 planes are moved to the page. PAGE_BYTES is 0 where pages follow one another.
 """

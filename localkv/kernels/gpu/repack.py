@@ -20,7 +20,7 @@ from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import Copies, put_copies, stays
-from localkv.formats.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.attention.rows import store_outputs

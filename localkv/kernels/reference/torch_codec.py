@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.formats.base import QuantFormat
-from localkv.formats.codebook_codec import codec_of
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.codebooks import codec_of
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:

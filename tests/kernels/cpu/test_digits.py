@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
-from localkv.formats.codebook_codec import table_of
-from localkv.formats.codebooks import NORMAL
+from localkv.formats.shared.codebooks import NORMAL, table_of
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel, weigh_kernel
 from localkv.kernels.cpu.attention.queries import (
     ERROR_BOUND,

@@ -12,7 +12,7 @@ import torch
 
 from localkv.arch.spec import Activation
 from localkv.formats import FORMATS
-from localkv.formats.gpu.weight_layout import WeightLayout, tables_on, weight_layout
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN

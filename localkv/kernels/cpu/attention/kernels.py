@@ -18,7 +18,7 @@ from localkv.simd.lanes import LANES
 
 @dataclass(frozen=True)
 class CacheDecoder:
-    """What a type says of its layout on the CPU (`formats/cpu/`).
+    """What a type says of its layout on the CPU (`shared/cpu/`).
 
     Attributes:
         block: values per block.

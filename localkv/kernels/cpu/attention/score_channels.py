@@ -1,4 +1,4 @@
-"""Decode attention, the side of K, for types with scales by channel (`formats/channel_groups.py`).
+"""Decode attention, the side of K, for types with scales by channel (`shared/channel_groups.py`).
 
 Of a group of 32 tokens a logit is
 

@@ -1,4 +1,4 @@
-"""Decode attention, the side of V, for types with scales by channel (`formats/channel_groups.py`).
+"""Decode attention, the side of V, for types with scales by channel (`shared/channel_groups.py`).
 
 Of a group of 32 tokens the weighted sum of a channel is
 

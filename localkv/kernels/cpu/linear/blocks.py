@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from localkv.formats import FORMATS
-from localkv.formats.cpu.panel_layout import PanelLayout
+from localkv.formats.shared.cpu.panel_layout import PanelLayout
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
 
 

@@ -1,10 +1,10 @@
-"""The worker that transposes the blocks of matrices into panels (`formats/cpu/panel_layout.py`)."""
+"""The worker that transposes the blocks of matrices into panels (`shared/cpu/panel_layout.py`)."""
 
 from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.formats.cpu.panel_layout import LANES
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.read_job import read_fill_job
 from localkv.kernels.cpu.linear.units import lay_panel
 from localkv.simd.kinds import Address, Count

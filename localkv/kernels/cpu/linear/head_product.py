@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.cpu.panel_layout import LANES
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.head_job import TOKENS_AT_ONCE
 from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows

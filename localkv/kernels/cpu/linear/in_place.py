@@ -16,7 +16,7 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.cpu.panel_layout import BLOCK, FLIP_SIGNS, LANES, PLAIN
+from localkv.formats.shared.cpu.panel_layout import BLOCK, FLIP_SIGNS, LANES, PLAIN
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.packing import (
     F32X16,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from localkv.formats.cpu.panel_layout import BLOCK
+from localkv.formats.shared.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES, ROUNDED_ROW_NAMES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_BFLOAT_DOTS, HAS_BYTE_DOTS
 
@@ -151,7 +151,7 @@ class PlaneJob(NamedTuple):
         start: of its bytes in a block of the file.
         n_units, unit_bytes: units of a block, and bytes that stay together.
         record_start: where it starts in a record.
-        change: what happens to a unit (`formats/cpu/panel_layout.py`).
+        change: what happens to a unit (`shared/cpu/panel_layout.py`).
     """
 
     start: int

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource

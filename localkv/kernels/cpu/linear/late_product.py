@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.cpu.panel_layout import LANES
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.job import MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.panel_bytes import PART_BYTES
 from localkv.kernels.cpu.linear.read_job import (

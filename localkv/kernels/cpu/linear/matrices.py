@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource

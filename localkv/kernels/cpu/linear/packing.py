@@ -23,8 +23,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.cpu.panel_codes import PanelFormat, panel_format
-from localkv.formats.cpu.panel_layout import BLOCK, LANES
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, panel_format
+from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value

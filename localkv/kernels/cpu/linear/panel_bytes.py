@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from localkv.formats import WEIGHT_FORMATS, QuantFormat
-from localkv.formats.cpu.panel_layout import LANES, record_values
+from localkv.formats.shared.cpu.panel_layout import LANES, record_values
 
 _WITH_KERNEL = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.has_part("cpu")]
 

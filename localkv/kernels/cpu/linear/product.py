@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.cpu.panel_layout import BLOCK, LANES
+from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
 from localkv.kernels.cpu.linear.job import (

@@ -1,6 +1,6 @@
 """Products with packed matrices on the CPU.
 
-`CpuProducts.prepare` lays a matrix out anew when it is loaded (`formats/cpu/panel_layout.py`), and
+`CpuProducts.prepare` lays a matrix out anew when it is loaded (`shared/cpu/panel_layout.py`), and
 its products read that layout as it is: no weight is ever decoded into memory, but for codes that
 take long to read, a few at a time, in a core's cache (`linear/unpacked.py`). Where CPUs multiply
 bytes Q8_0 stays in the file (`linear/in_place.py`). F32, F16 and BF16 rows are read as in the file

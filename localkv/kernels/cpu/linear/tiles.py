@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record, panel_format
-from localkv.formats.cpu.panel_layout import BLOCK, LANES
+from localkv.formats.shared.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record, panel_format
+from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,

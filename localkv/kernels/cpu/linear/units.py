@@ -1,4 +1,4 @@
-"""Panels of rows (`formats/cpu/panel_layout.py`), and units of a field of 16 blocks."""
+"""Panels of rows (`shared/cpu/panel_layout.py`), and units of a field of 16 blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
+from localkv.formats.shared.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
 from localkv.kernels.cpu.linear.read_job import read_plane
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.atomic import atomic_load

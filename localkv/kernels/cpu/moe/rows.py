@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.formats.cpu.panel_layout import BLOCK
+from localkv.formats.shared.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
 from localkv.kernels.cpu.moe.job import COMBINED, PACK_BYTES

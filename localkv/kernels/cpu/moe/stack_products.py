@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
-from localkv.formats.channel_groups import TOKENS
+from localkv.formats.shared.channel_groups import TOKENS
 from localkv.kernels.bounds import BoundsError, check_array, check_segment
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized

@@ -74,7 +74,7 @@ class GroupJob(NamedTuple):
 
 
 class PlaneJob(NamedTuple):
-    """One plane of a segment and the order of its bytes (`formats/cpu/page_order.py`).
+    """One plane of a segment and the order of its bytes (`shared/cpu/page_order.py`).
 
     Attributes:
         packed: uint8 [n_rows, n_kv_heads, row_bytes] to be moved; 0 for rows that are encoded on

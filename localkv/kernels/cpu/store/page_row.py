@@ -1,4 +1,4 @@
-"""Storing one packed row in the CPU's order of a page (see `formats/cpu/page_order.py`)."""
+"""Storing one packed row in the CPU's order of a page (see `shared/cpu/page_order.py`)."""
 
 from __future__ import annotations
 

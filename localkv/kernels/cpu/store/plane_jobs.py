@@ -24,7 +24,7 @@ def _plane_job(plane: NDArray[np.uint8] | Any, order: tuple[int, int, int]) -> P
 @functools.cache
 def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
     """Of each plane on the side "k" or "v": the bits of an item, rows and columns
-    (`formats/cpu/page_order.py`)."""
+    (`shared/cpu/page_order.py`)."""
     found = [getattr(order, side) for order in fmt.cpu_layout.PLANES]
     return tuple(
         (*order, order.columns(plane.n_bytes))

@@ -12,8 +12,8 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import FORMATS
-from localkv.formats.channel_groups import TOKENS
-from localkv.formats.cpu.channel_groups import encode_channels
+from localkv.formats.shared.channel_groups import TOKENS
+from localkv.formats.shared.cpu.rounding import encode_channels
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import GROUP_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row

@@ -31,7 +31,7 @@ class TileConfig:
 
 
 PRODUCTS = ("fp16", "tf32", "tf32x3")
-"""How tiles are multiplied (see `formats/gpu/`), by the room that it takes."""
+"""How tiles are multiplied (see `shared/gpu/`), by the room that it takes."""
 
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from localkv.errors import ModelFileError
 from localkv.formats.base import split_blocks
-from localkv.formats.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.reference.torch_codec import tensor_of
 
 TILE_VALUES = 1 << 24
@@ -33,7 +33,7 @@ class PlaneTensor(PackedTensor):
     `rows` are empty: the file's bytes need not stay in memory, and are never read again.
 
     Attributes:
-        planes: [rows of all matrices, ...] each (`formats/gpu/`).
+        planes: [rows of all matrices, ...] each (`shared/gpu/`).
         layout: how to read them.
         scale: a power of two by which values are multiplied where they are rounded to fp16, so
             that none overflows and few are subnormal.

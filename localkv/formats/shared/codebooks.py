@@ -4,14 +4,22 @@ A codebook has 2^b numbers in ascending order, integers of at most 127 in magnit
 block's scale makes values (KVQuant's non-uniform types, arXiv:2401.18079, section 3.3, with
 integers so that kernels can look them up as bytes). Sixteen are even: a GPU looks up their halves,
 with 7 bits each, in two tables of eight, and the 8th bit says which table has none. Each layer has
-its own codebook for K and for V, from `quality/codebooks.py`; without one, that of normal numbers
-serves. No array library.
+its own codebook for K and for V, from `quality/codebooks.py`; without one, the codebook of normal
+numbers serves. Kernels have it as a table (`table_of`), references by way of `codec_of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.formats.base import Codec, QuantFormat
+from localkv.formats.shared.bits import Bytes, Floats
 
 Codebook = tuple[int, ...]
 
@@ -25,7 +33,7 @@ NORMAL: dict[int, Codebook] = {
     16: (-112, -90, -72, -56, -42, -28, -14, -2, 10, 22, 36, 50, 64, 82, 102, 126),
 }
 """For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, with the
-extreme of a block above 0, when the largest of each two blocks is kept apart
+extreme of a block above 0, when the largest of each two blocks is an outlier
 (`quality/codebooks.py`). Of sixteen, which are rounded to even ones, some are the next even number:
 with these the error is 2 % smaller."""
 
@@ -45,3 +53,37 @@ def check_codebook(codebook: Sequence[int]) -> None:
         raise ValueError(f"the numbers of a codebook of {len(codebook)} are even")
     if any(a >= b for a, b in pairwise(codebook)):
         raise ValueError("numbers of a codebook ascend")
+
+
+def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
+    """A codebook as kernels read it: float32 [20], 16 numbers, of which the last ones may be the
+    same, and in the place of four more the bytes of these, each 128 larger; of numbers that are
+    even the halves of that."""
+    padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])
+    as_bytes = ((padded + 128) // STEPS[len(codebook)]).astype(np.uint8).view(np.float32)
+    return np.concatenate((padded.astype(np.float32), as_bytes))
+
+
+@dataclass(frozen=True)
+class CodebookCodec:
+    """A format's reference with one codebook; see `Codec`."""
+
+    fmt: QuantFormat
+    codebook: Codebook
+
+    def decode(self, planes: Sequence[Bytes]) -> Floats:
+        codec: Any = self.fmt.codec
+        values: Floats = codec.decode(planes, self.codebook)
+        return values
+
+    def encode(self, x: Floats) -> tuple[Bytes, ...]:
+        codec: Any = self.fmt.codec
+        packed: tuple[Bytes, ...] = codec.encode(x, self.codebook)
+        return packed
+
+
+def codec_of(fmt: QuantFormat, table: Sequence[float] | None) -> Codec | CodebookCodec:
+    """The codec of a format, with a codebook as kernels have it (`table_of`) if it has one."""
+    if not fmt.n_centroids or table is None:
+        return fmt.codec
+    return CodebookCodec(fmt, tuple(int(value) for value in table[: fmt.n_centroids]))

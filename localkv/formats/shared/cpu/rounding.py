@@ -1,7 +1,9 @@
-"""From floats to codes, value by value, for the encoders of all cache types.
+"""From floats to codes, for the encoders of all cache types: value by value, with the scale of a
+row, and with scales by channel for a group of tokens.
 
-The results are those of `formats/rounding.py`, bit for bit (the payload of a NaN and the sign
-of a minimum of 0 aside). Nothing here needs instructions of a certain CPU.
+The results are the references' (`shared/rounding.py`, `shared/channel_groups.py`), bit for bit but
+for the payload of a NaN and the sign of a minimum of 0. Nothing here needs instructions of a
+certain CPU.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.shared import channel_groups
+from localkv.formats.shared.channel_groups import TOKENS
+from localkv.formats.shared.rounding import LARGEST_HALF, SMALLEST_HALF
 from localkv.simd.arithmetic import bits_float, float_bits
-from localkv.simd.memory import get_f32, put_u16
+from localkv.simd.memory import get_f16, get_f32, put_u8, put_u16
 
 LIMIT = np.float32(65519.99609375)
 """The largest float32 that rounds to a finite half."""
@@ -21,6 +26,10 @@ INFINITE_BITS = 0xFF << 23
 INFINITY = np.float32(np.inf)
 BELOW_HALF = np.float32(0.5 - 2**-25)
 ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+NAN = np.float32(np.nan)
+SMALLEST, LARGEST = np.float32(SMALLEST_HALF), np.float32(LARGEST_HALF)
+CHANNEL_LIMIT = np.float32(channel_groups.LARGEST)
+"""The largest magnitude of a value with a channel's scale."""
 
 
 @njit
@@ -143,3 +152,96 @@ def symmetric_code(value: Any, factor: Any, half: Any) -> Any:
 @njit
 def affine_code(value: Any, m: Any, factor: Any, last: Any) -> Any:
     return truncated((value - m) * factor + HALF, ZERO, last)
+
+
+@njit
+def half_value(bits: int) -> Any:
+    """A positive finite number of half precision."""
+    if bits < 1 << 10:
+        return np.float32(bits) * SMALLEST
+    return bits_float((bits << 13) + (112 << 23))
+
+
+@njit(error_model="numpy")
+def put_row_scale(x: Any, n: int, largest: Any, plane: Any) -> Any:
+    """Store the scale of n floats, and return it as a float."""
+    top = ZERO
+    for i in range(n):
+        size = abs(get_f32(x, i))
+        top = size if size > top or size != size else top
+        if top != top:
+            put_u16(plane, 0, 0x7E00)
+            return NAN
+    exact = min(max(top / largest, SMALLEST), LARGEST)
+    bits = half_bits(exact)
+    # of positive numbers the next larger one has the next larger bits
+    if half_value(bits) < exact:
+        bits += 1
+    put_u16(plane, 0, bits)
+    return half_value(bits)
+
+
+@njit
+def stored(halves: Any, index: int, x: Any) -> Any:
+    """What fp16 makes of a float, which is stored."""
+    put_half(halves, index, x)
+    return get_f16(halves, index)
+
+
+@njit
+def range_of_channel(x: Any, channel: int, head_dim: int) -> Any:
+    """The least and the largest of a channel's values in rows of `head_dim` floats, within
+    CHANNEL_LIMIT, or NaN."""
+    low = high = within(get_f32(x, channel), CHANNEL_LIMIT)
+    for token in range(TOKENS):
+        value = within(get_f32(x, token * head_dim + channel), CHANNEL_LIMIT)
+        if value != value:
+            return value, value
+        low, high = min(low, value), max(high, value)
+    return low, high
+
+
+@njit
+def affine_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) -> Any:
+    """Store d and m of a channel, in planes 0 and 1; the minimum and the factor of its codes."""
+    low, high = range_of_channel(x, channel, head_dim)
+    least = stored(planes[1], channel, low)
+    # a NaN stays one: it is neither more nor less
+    spread = (least if high < least else high) - least
+    return least, inverse(stored(planes[0], channel, scale(spread, last)))
+
+
+@njit
+def symmetric_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) -> Any:
+    """Store d of a channel, in plane 0; the factor of its codes."""
+    low, high = range_of_channel(x, channel, head_dim)
+    return inverse(stored(planes[0], channel, scale(max(abs(low), abs(high)), last)))
+
+
+@njit
+def signed_code(value: Any, factor: Any, last: Any) -> Any:
+    """The code of a symmetric channel's value: halves are rounded away from 0."""
+    y = value * factor
+    half = BELOW_HALF if y >= ZERO else -BELOW_HALF
+    return truncated(y + half, -last, last)
+
+
+@njit
+def encode_channels(
+    x: Any, planes: Any, codes: Any, head_dim: int, last: Any, affine: bool
+) -> None:
+    """A group float32 [TOKENS, head_dim] -> its halves in the first planes, codes as bytes [TOKENS,
+    head_dim]."""
+    for channel in range(head_dim):
+        least = ZERO
+        if affine:
+            least, factor = affine_channel(x, channel, head_dim, planes, last)
+        else:
+            factor = symmetric_channel(x, channel, head_dim, planes, last)
+        for token in range(TOKENS):
+            at = token * head_dim + channel
+            value = get_f32(x, at)
+            if affine:
+                put_u8(codes, at, affine_code(value, least, factor, last))
+            else:
+                put_u8(codes, at, signed_code(value, factor, last))

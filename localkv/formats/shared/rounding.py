@@ -1,4 +1,4 @@
-"""How values become integer codes and a scale, where formats share it: ggml's rounding.
+"""How values become integer codes and scales, where formats share it: ggml's rounding.
 
 The functions take float32 [..., n_blocks, block size] and agree bit for bit with ggml's
 `quantize_row_*_ref` (ggml-quants.c) wherever those yield numbers. Elsewhere:
@@ -7,6 +7,13 @@ The functions take float32 [..., n_blocks, block size] and agree bit for bit wit
   largest values of the type, and never to infinity (which would be NaN times a code of 0).
 - A scale too small for its inverse to be finite counts as 0; as fp16 it is 0 anyway.
 - A block that contains a NaN gets a NaN scale: an error shows, as it does in a cache of floats.
+
+Types that have one fp16 scale for a whole row, `x = d * value`, take it from `scale_row`. d is
+absmax / `largest`, rounded up, so that no scaled value is beyond the largest.
+
+- d is at least fp16's smallest number: no division by 0, and a row of zeros has codes of 0.
+- d is at most fp16's largest: of larger rows, and of infinities, the codec makes its largest value.
+- A row that contains a NaN gets a NaN scale.
 """
 
 from __future__ import annotations
@@ -14,10 +21,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.bits import Bytes, Floats, ieee
+from localkv.formats.shared.bits import Bytes, Floats, as_bytes, half, ieee
 
 F16_LIMIT = 65519.99609375
 """The largest float32 that rounds to a finite fp16, 65504."""
+
+SMALLEST_HALF, LARGEST_HALF = 2.0**-24, 65504.0
+"""The smallest and the largest positive fp16 number."""
 
 BELOW_HALF = 0.5 - 2**-25
 
@@ -103,3 +113,34 @@ def affine_codes(x: Floats, n_bits: int) -> tuple[Floats, Floats, Bytes]:
     d, inverse = scale_and_inverse(np.maximum(high, m) - m, last)
     codes = truncated((x - m) * inverse + 0.5, 0, last)
     return d, m, codes.view(np.uint8)
+
+
+@ieee
+def scale_row(x: Floats, largest: float) -> tuple[Bytes, Floats]:
+    """Scales for rows, and the rows divided by them.
+
+    Args:
+        x: float32 [..., n].
+        largest: the magnitude that the largest value of a row is to have at most.
+
+    Returns:
+        uint8 [..., 1, 2] (fp16 scales, as a plane) and float32 [..., n].
+    """
+    exact = np.clip(np.abs(x).max(-1, keepdims=True) / largest, SMALLEST_HALF, LARGEST_HALF)
+    nearest = exact.astype(np.float16)
+    # of positive numbers the next larger one has the next larger bits
+    too_small = nearest.astype(np.float32) < exact
+    d = (nearest.view(np.int16) + too_small).view(np.float16)
+    return as_bytes(d), x / d.astype(np.float32)
+
+
+def row_scale(plane: Bytes) -> Floats:
+    """The scales of a plane: uint8 [..., 1, 2] -> float32 [..., 1]."""
+    return half(plane)[..., 0]
+
+
+@ieee
+def times_row_scale(values: Floats, plane: Bytes) -> Floats:
+    """`values` [..., n] times the scales of their rows, in place."""
+    values *= row_scale(plane)
+    return values

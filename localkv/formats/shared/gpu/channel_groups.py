@@ -1,4 +1,4 @@
-"""Scales and minima of channels for 32 tokens (`formats/channel_groups.py`), in kernels.
+"""Scales and minima of channels for 32 tokens (`shared/channel_groups.py`), in kernels.
 
 Tiles of 32 keys and more are whole groups, smaller ones are part of one. Scales are loaded as words
 of four, as few as there are: a number for every thread would be less than what is copied to shared
@@ -10,12 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.channel_groups import BELOW_HALF as LESS_THAN_HALF
-from localkv.formats.channel_groups import LARGEST as LARGEST_STORED
-from localkv.formats.channel_groups import TOKENS as GROUP_TOKENS
-from localkv.formats.gpu.low_bit_rows import one_after_the_other
-from localkv.formats.gpu.planes import as_f16
-from localkv.formats.gpu.rounding import F32_LARGEST, NAN, limited, truncated
+from localkv.formats.shared.channel_groups import BELOW_HALF as LESS_THAN_HALF
+from localkv.formats.shared.channel_groups import LARGEST as LARGEST_STORED
+from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.formats.shared.gpu.low_bit_rows import one_after_the_other
+from localkv.formats.shared.gpu.rows import F32_LARGEST, NAN, as_f16, limited, truncated
 from localkv.triton_primitives.fence import fence
 
 TOKENS = tl.constexpr(GROUP_TOKENS)

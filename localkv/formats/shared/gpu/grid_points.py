@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.gpu.weight_layout import words
-from localkv.formats.grids import Grid
+from localkv.formats.shared.gpu.weight_layout import words
+from localkv.formats.shared.grids import Grid
 from localkv.triton_primitives.points import unpack_shifted_points, unpack_signed_points
 
 
@@ -170,3 +170,15 @@ def shifted_eights(table, a, b, offset_a, offset_b, PTX: tl.constexpr):
         unpack_shifted_points(load_entry(table, a, 8), offset_a[:, :, None], PTX),
         unpack_shifted_points(load_entry(table, b, 8), offset_b[:, :, None], PTX),
     )
+
+
+CENTRE = 8
+"""What bytes are more than eight times the grid's values."""
+UPPER = tl.constexpr(0x6400_6400 + (CENTRE - 1) * 0x1_0001)
+"""Twice 1024 + 7 in fp16: values are an eighth more."""
+
+
+@triton.jit
+def offset_of(is_lower):
+    """int32: what `unpack_shifted_points` subtracts, by the lowest bit of `is_lower`."""
+    return (is_lower & 1) * 0x2_0002 + UPPER

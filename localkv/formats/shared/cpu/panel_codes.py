@@ -6,7 +6,8 @@ as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its mi
     w = scale (code - zero) + minimum
 
 That is all that the kernels need. The functions here emit LLVM instructions; a kernel is compiled
-for one format.
+for one format. At the end stand the parts that formats share: nibbles, fifth bits, and the codes
+and scales of blocks of 256.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, cast
 from llvmlite import ir
 
 from localkv.formats import FORMATS
-from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
+from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.simd.cpu_features import HAS_SIGNED_BYTE_DOTS
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import constant, f32, i8, i16, i32, i64, lanes_of
@@ -127,11 +128,11 @@ class PanelFormat:
     is_costly: bool = False
 
     def scales(self, record: Record, block: int) -> list[Any]:
-        """Of each part of a block that has its own."""
+        """The scale of each part of a block that has its own."""
         return [self.scale(record, block, half) for half in range(1 + self.halves)]
 
     def minima(self, record: Record, block: int) -> list[Any]:
-        """The same; none where a format has none."""
+        """The minimum of each part; none where a format has none."""
         if self.minimum is None:
             return []
         return [self.minimum(record, block, half) for half in range(1 + self.halves)]
@@ -153,5 +154,52 @@ class PanelFormat:
 
 
 def panel_format(name: str) -> PanelFormat:
-    """That of a weight type, by name."""
+    """The panels of a weight type, by name."""
     return cast(PanelFormat, FORMATS[name].part("cpu").PANELS)
+
+
+def k_nibbles(record: Record, block: int) -> list[Any]:
+    """The low four bits of the codes of a block of 32."""
+    words = [record.words("qs", block // 2 * 8 + i) for i in range(8)]
+    return [masked(record.builder, x, block % 2 * 4, 15) for x in words]
+
+
+def two_bit_words(record: Record, block: int) -> list[Any]:
+    """Words whose bytes have q2_K's or q3_K's codes of a block of 32 from bit 2 (block % 4) on."""
+    return [record.words("qs", block // 4 * 8 + i) for i in range(8)]
+
+
+def record_scale(record: Record, block: int, half: int) -> Any:
+    """One for all 256 values."""
+    return record.halves("d")
+
+
+def small_scale(record: Record, block: int, *, minimum: bool) -> Any:
+    """Scale or minimum of a q4_K or q5_K block as <16 x float> (ggml's `get_scale_min_k4`)."""
+    b = record.builder
+    if block < 4:
+        bits = record.small("scales", block + 4 * minimum)
+        bits = b.and_(bits, constant(i8, 63))
+    else:
+        nibbles = record.small("scales", block + 4)
+        low = b.lshr(nibbles, constant(i8, 4)) if minimum else b.and_(nibbles, constant(i8, 15))
+        high = b.lshr(record.small("scales", block - 4 + 4 * minimum), constant(i8, 6))
+        bits = b.or_(low, b.shl(high, constant(i8, 4)))
+    return whole_number(b, bits)
+
+
+def k_scale(record: Record, block: int, half: int) -> Any:
+    return record.builder.fmul(record.halves("d"), small_scale(record, block, minimum=False))
+
+
+def k_minimum(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    return b.fneg(b.fmul(record.halves("dmin"), small_scale(record, block, minimum=True)))
+
+
+def five_bit_codes(record: Record, block: int) -> list[Any]:
+    """Codes of a block of 32."""
+    high = record.words("qh", block)
+    low = nibble_codes(record, block)
+    b = record.builder
+    return [b.or_(x, masked(b, high, j - 4, 16)) for j, x in enumerate(low)]

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record, bit_field
-from localkv.formats.cpu.panel_layout import BLOCK, PanelLayout
-from localkv.formats.grids import Grid
+from localkv.formats.shared.cpu.panel_codes import PanelFormat, Record, bit_field
+from localkv.formats.shared.cpu.panel_layout import BLOCK, PanelLayout
+from localkv.formats.shared.grids import Grid
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
 from localkv.simd.kinds import Builder, Value
 from localkv.simd.large_tables import fields, index_masks, load_entries, look_up

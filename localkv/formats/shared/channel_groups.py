@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from localkv.formats.bits import Bytes, Codes, Floats, half, ieee
-from localkv.formats.rounding import truncated
+from localkv.formats.shared.bits import Bytes, Codes, Floats, half, ieee
+from localkv.formats.shared.rounding import truncated
 
 TOKENS = 32
 LARGEST = 32000.0

@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.planes import as_i32, load_rows
-from localkv.formats.gpu.rounding import two_halves
+from localkv.formats.shared.gpu.rows import as_i32, load_rows, two_halves
 from localkv.triton_primitives.low_bits import unpack_three_bits, unpack_two_bits
 
 

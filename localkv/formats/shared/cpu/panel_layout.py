@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+
 LANES = 16
 """Rows of a panel."""
 

@@ -17,6 +17,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from localkv.formats.shared.bits import Bytes, Codes
+
 _CONTINUED = 255
 
 
@@ -165,3 +167,15 @@ def signed_points(
     values = grid.points.take(entries, axis=0).reshape(*lead, n * grid.n_values)
     np.negative(values, out=values, where=np.unpackbits(signs, axis=-1, bitorder="little") != 0)
     return values
+
+
+def grid_entries(lower: Bytes, upper: Codes) -> NDArray[np.uint16]:
+    """Codes of 11 bits, of which the upper 3 lie elsewhere: uint16 [..., n_blocks, 32]."""
+    return (lower | (upper.reshape(lower.shape).astype(np.uint16) << 8)).astype(np.uint16)
+
+
+def shifted_points(entries: NDArray[np.uint16], is_lower: Codes) -> NDArray[np.int8]:
+    """`8 grid[q] + 1`, or `- 1` where `is_lower`: [..., n_blocks, n] -> int8 [..., 8 n]."""
+    shifts = 1 - 2 * is_lower.astype(np.int8)
+    points = 8 * IQ1.points.take(entries, axis=0) + shifts[..., None]
+    return points.reshape(*entries.shape[:-1], entries.shape[-1] * IQ1.n_values)

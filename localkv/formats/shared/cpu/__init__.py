@@ -32,7 +32,7 @@ and `cpu.py`
     start_row(x, planes, n) types with fields of rows only: writes those of a row of n floats, and
                          returns what `encode` then takes as a fourth argument
 
-Types with scales by channel (`formats/channel_groups.py`) have `LAST` in `__init__.py`, the
+Types with scales by channel (`shared/channel_groups.py`) have `LAST` in `__init__.py`, the
 largest code, and instead of `encode` in `cpu.py`
 
     pack(codes, planes, u) 32 codes at codes + 32 u, a byte each -> block u of a row

@@ -1,0 +1,1 @@
+"""What number formats share: bits and rounding in NumPy, and parts for Numba and Triton."""
