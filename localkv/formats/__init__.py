@@ -3,7 +3,7 @@
 `FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
 weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line
 choices, byte arithmetic, tests, documentation and benchmarks iterate these. Block layouts are
-those of ggml's `ggml-common.h`.
+ggml's (`ggml-common.h`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _low_bits(name: str, **planes: int) -> QuantFormat:
 
 
 def _per_token(name: str, row: tuple[Plane, ...], **planes: int) -> QuantFormat:
-    """Integers with fields for a whole row, that of a token and KV head, for caches."""
+    """Integers with fields for a whole row (a token and KV head), for caches."""
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(name, None, 32, fields, is_weight=False, is_cache=True, row_planes=row)
 
@@ -94,7 +94,7 @@ def _by_channel(name: str, **planes: int) -> QuantFormat:
 
 
 def _codebook(name: str, n_centroids: int, **planes: int) -> QuantFormat:
-    """For caches: codes of a layer's codebook, and outliers apart."""
+    """For caches: codes of a layer's codebook, and outliers."""
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in {"d": 2, "o": 2, **planes}.items())
     return QuantFormat(
         name,
@@ -164,7 +164,7 @@ FORMATS = {fmt.name: fmt for fmt in _ALL}
 WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
 KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
 TOKEN_FORMATS = {name: fmt for name, fmt in KV_FORMATS.items() if fmt.group_tokens == 1}
-"""Those of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
+"""The types of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
 
 TYPES_LISTED = "localkv complete --help lists the types of the cache"
 

@@ -18,7 +18,7 @@ from the parts. Only the pairs that are recommended are chosen by hand.
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
 as byte ranges of the block: splitting is generic and lossless. A cache type may have
-fields that occur once per row, too: its planes are those of the block, then those of the row.
+fields that occur once per row, too: its planes are the block's, then the row's.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class QuantFormat:
         group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
             Of more than one a scale serves one channel of all of them
             (`shared/channel_groups.py`).
-        n_centroids: numbers of the codebook that codes select from, of which each layer has one for
+        n_centroids: numbers of the codebook that codes select from; each layer has one for
             K and one for V (`shared/codebooks.py`); 0 for types without one.
     """
 
@@ -119,7 +119,7 @@ class QuantFormat:
 
     @property
     def all_planes(self) -> tuple[Plane, ...]:
-        """The planes of a block, then those of a row: in this order `encode` gives them."""
+        """The planes of a block, then of a row: in this order `encode` gives them."""
         return (*self.planes, *self.row_planes)
 
     @property

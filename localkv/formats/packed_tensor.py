@@ -26,7 +26,7 @@ class PackedTensor:
 
     Attributes:
         format: how a row is packed.
-        rows: uint8 [..., bytes of a row], the leading axes are those of `shape`: an array of
+        rows: uint8 [..., bytes of a row], the leading axes are as in `shape`: an array of
             NumPy's or of the backend's.
         shape: logical shape, e.g. [n_out, n_in] or [n_experts, n_out, n_in].
         halves_activations: activations are rounded to f16 before they meet it, as ggml does for
@@ -40,7 +40,7 @@ class PackedTensor:
 
     @property
     def reads_rows(self) -> bool:
-        """Products read `rows`; false for a kind that a backend has laid out anew."""
+        """Products read `rows`; false for a kind that a backend has laid out differently."""
         return True
 
     @property

@@ -33,7 +33,7 @@ def float8_codes(x: Floats, n_mantissa: int, largest: float) -> Bytes:
     half_less = (1 << (dropped - 1)) - 1
     rounded = (magnitude + half_less + ((magnitude >> dropped) & 1)) >> dropped
     codes = rounded - ((127 - bias) << n_mantissa)
-    # the last bit of this number counts as much as that of a subnormal result
+    # the last bit of this number counts as much as the last bit of a subnormal result
     coarse = np.float32(2.0 ** (24 - bias - n_mantissa))
     subnormal = (magnitude.view(np.float32) + coarse).view(np.uint32) - coarse.view(np.uint32)
     codes = np.where(magnitude < (128 - bias) << 23, subnormal, codes)
@@ -74,7 +74,7 @@ def _floats(values: Floats, n_mantissa: int, largest: float) -> SimpleNamespace:
 
 
 def _scaled_rows(floats: SimpleNamespace, largest: float) -> SimpleNamespace:
-    """The same with a scale per row."""
+    """Floats with a scale per row."""
 
     def decode(planes: Sequence[Bytes]) -> Floats:
         """values (uint8 [..., n, 1]), d (fp16, [..., 1, 2]) -> float32 [..., n]."""

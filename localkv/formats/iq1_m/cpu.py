@@ -30,7 +30,7 @@ def codes(record: Record, block: int) -> list[Any]:
 
 
 def _super_scale(record: Record) -> Any:
-    """A half of which each word has four bits, the lowest ones first."""
+    """A half; each word has four bits of it, the lowest ones first."""
     b = record.builder
     bits = None
     for i in range(4):

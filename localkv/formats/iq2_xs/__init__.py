@@ -1,7 +1,7 @@
 """iq2_xs: points of a grid with signs, 16 groups of 16, `x = d (2 s + 1) / 8 grid[q]`.
 
-ggml's `block_iq2_xs`. A word is 9 bits of code and 7 of signs, of which the eighth makes their
-number even; scales are nibbles.
+ggml's `block_iq2_xs`. A word is 9 bits of code and 7 of signs; the eighth sign makes their number
+even; scales are nibbles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """iq2_xxs: points of a grid with signs, 8 groups of 32, `x = d (2 s + 1) / 8 grid[q]`.
 
 ggml's `block_iq2_xxs`. Eight bytes for each group: four codes; then a word of four times 7 bits of
-signs, of which the eighth makes their number even, and 4 bits of scale.
+signs (the eighth makes their number even), and 4 bits of scale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """iq3_xxs: points of a grid with signs, 8 groups of 32, `x = d (2 s + 1) / 4 grid[q]`.
 
 ggml's `block_iq3_xxs`. A byte of `qs` selects 4 values. A word of `signs` is four times 7 bits of
-signs, of which the eighth makes their number even, and 4 bits of scale.
+signs (the eighth makes their number even), and 4 bits of scale.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from localkv.simd.vector import constant, i8
 
 
 def scale(record: Record, block: int, half: int) -> Any:
-    """As `bits.iq4_xs_codes` reads them, and times d."""
+    """Scales are read as `bits.iq4_xs_codes` reads them, and multiplied by d."""
     b = record.builder
     low = bit_field(b, record.small("scales_l", block // 2), block % 2 * 4, 0x0F)
     high = bit_field(b, record.small("scales_h", block // 4), block % 4 * 2 - 4, 0x30)

@@ -1,4 +1,4 @@
-"""The nuq types of caches: codes of a codebook, with an outlier kept apart.
+"""The nuq types of caches: codes of a codebook, with an outlier kept aside.
 
 nuq4, nuq3 and nuq2 have codes of 4, 3 and 2 bits, which select from 16, 8 and 4 numbers; nuq3's lie
 as in q3_1.
@@ -73,7 +73,7 @@ def decode_rows(d: Bytes, o: Bytes, codes: Codes, codebook: Sequence[int]) -> Fl
 def encode_rows(x: Floats, codebook: Sequence[int]) -> tuple[Bytes, Bytes, Codes]:
     """float32 [..., n] -> d, o, and codes uint8 [..., n_blocks, 32].
 
-    A code is that of the number nearest to x / d, halfway the upper. Beyond fp16 values saturate.
+    A code selects the number nearest to x / d, halfway the upper. Beyond fp16 values saturate.
     A block with a NaN gets a NaN scale, and is no place for an outlier.
     """
     x = np.clip(x, -F16_LIMIT * LARGEST, F16_LIMIT * LARGEST)
@@ -167,7 +167,7 @@ def six_bits(x: Floats) -> Floats:
 @ieee
 def scaled_inliers(x: Floats, codebook: Sequence[int] = ()) -> Floats:
     """What codes are chosen for, in units of the codebook's numbers: float32 [n], all values but
-    outliers and those of blocks without a scale. Without a codebook extremes are at 127."""
+    outliers and values of blocks without a scale. Without a codebook extremes are at 127."""
     x = np.clip(x, -F16_LIMIT * LARGEST, F16_LIMIT * LARGEST)
     kept, _, _ = _inliers(x)
     values, d = _in_units(x, kept)

@@ -125,7 +125,7 @@ def without(x: Any, lane: int) -> Any:
 
 @njit
 def without_i32(x: Any, lane: int) -> Any:
-    """The same of integers."""
+    """`without` for integers."""
     return select_i32(lanes_below(lane), x, select_i32(lanes_below(lane + 1), zero_i32(), x))
 
 
@@ -163,7 +163,7 @@ def six_bits(x: Any) -> Any:
 
 @njit(error_model="numpy")
 def fitted_scale(low: Any, high: Any, outlier: int, codebook: Address, n_codes: int) -> Any:
-    """The scale of 32 numbers, of which the outlier, if it is among them, does not count."""
+    """The scale of 32 numbers; the outlier, if it is among them, does not count."""
     low, high = without(low, outlier), without(high, outlier - 16)
     most = max_lanes(maximum(low, high))
     below = max_lanes(maximum(sub(zero_f32(), low), sub(zero_f32(), high)))
@@ -190,8 +190,8 @@ def fitted_scale(low: Any, high: Any, outlier: int, codebook: Address, n_codes: 
 
 @njit
 def put_codes(y: Any, z: Any, planes: Any, u: int, n_codes: int) -> None:
-    """Write codes of values i and i + 16 of a block, in units of the codebook's numbers, of as many
-    bits as tell so many apart; `qs` is the last plane."""
+    """Write codes of values i and i + 16 of a block, in units of the codebook's numbers, with as
+    many bits as `n_codes` takes; `qs` is the last plane."""
     codebook = planes[4]
     low, high = nearest_codes(y, codebook, n_codes), nearest_codes(z, codebook, n_codes)
     if n_codes == 16:

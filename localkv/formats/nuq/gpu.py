@@ -1,4 +1,4 @@
-"""The nuq types for Triton: numbers looked up in a codebook, outliers kept apart.
+"""The nuq types for Triton: numbers looked up in a codebook, outliers kept aside.
 
 Planes are d, o, qh of nuq3, qs, and the codebook, fp32 [20] with its bytes in the last four.
 """
@@ -125,7 +125,7 @@ def limit_beside(d):
 @triton.jit
 def add_outliers(x, missing, place, channel, FIRST: tl.constexpr):
     """x [rows, n] with outliers [rows, pairs], where a column is `channel` [n] + FIRST; `channel`
-    has those of each pair together."""
+    has the columns of each pair together."""
     times: tl.constexpr = x.shape[1] // missing.shape[1]
     is_one = repeat(place & (PAIR - 1), times) == ((channel + FIRST) & (PAIR - 1))[None, :]
     return x + tl.where(is_one, repeat(missing, times), 0.0)
@@ -216,7 +216,7 @@ def values_of_two_bits(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WID
 def values_of_three_bits(
     qs, thirds, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The same with a third bit, but outliers are added."""
+    """Values of codes with a third bit; outliers are added."""
     scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
     a, b, c, e = tables_of_eight(scales, words_of(planes[len(planes) - 1]))
     tables = repeat(a, 8), repeat(b, 8), repeat(c, 8), repeat(e, 8)
@@ -251,7 +251,7 @@ def nearest_codes(y, codebook, CODES: tl.constexpr):
 def better_scale(
     best, factor, y, parts, kept, codebook, STRETCH: tl.constexpr, CODES: tl.constexpr
 ):
-    """What blocks gain with the codes of so many times y, if that is more than `best`, and the
+    """What blocks gain with the codes of STRETCH times y, if that is more than `best`, and the
     factor of their scale: fp32 [rows, blocks] each."""
     numbers = tl.load(codebook + nearest_codes(y * STRETCH, codebook, CODES)).to(tl.int32) * kept
     products = tl.sum(parts * numbers, 2).to(tl.float32)

@@ -20,8 +20,8 @@ def codes(record: Record, block: int) -> list[Any]:
 
 
 def scale(record: Record, block: int, half: int) -> Any:
-    """As `reference.SCALES`: the byte's bits as those of an fp16 number, which has the same bits
-    of mantissa behind an exponent with another bias. Its NaN is 0."""
+    """The numbers of the reference's `SCALES`: a byte's bits read as an fp16 number, whose mantissa
+    begins with the same bits after an exponent with another bias. Its NaN is 0."""
     b = record.builder
     code = record.small("d", 2 * block + half)
     bits = b.zext(b.and_(code, constant(i8, 127)), lanes_of(i16))

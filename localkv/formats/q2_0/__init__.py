@@ -37,7 +37,7 @@ from localkv.formats.shared.rounding import (
 LIMIT = 3 * F16_LIMIT
 """The largest value that a scale reaches."""
 REACH = 4.5
-"""Of the scale that codes are chosen with, the largest magnitude's multiple."""
+"""The largest magnitude as a multiple of the scale that codes are chosen with."""
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:

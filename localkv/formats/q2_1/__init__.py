@@ -1,6 +1,6 @@
 """q2_1: 2-bit codes, a scale and a minimum, `x = d q + m`: `q4_1` with fewer bits.
 
-The rounding is that of KIVI's values (arXiv:2402.02750): from the smallest to the largest value of
+Rounding is as for KIVI's values (arXiv:2402.02750): from the smallest to the largest value of
 32 channels of a token.
 
 q2_1c has the same codes, and a scale and a minimum per channel of 32 tokens

@@ -3,7 +3,7 @@
 Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), bit 2 of code i is bit i of `qh`.
 
 The largest magnitude has code 0, as in `q4_0`; then the scale becomes the one of the least squared
-error. A grid with a step around 0 instead, as that of `q2_0`, would be off by a twentieth more or
+error. A grid with a step around 0 instead, as `q2_0` has, would be off by a twentieth more or
 less, but by 2.6 times as much where there are outliers.
 """
 

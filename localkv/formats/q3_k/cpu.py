@@ -23,7 +23,7 @@ def codes(record: Record, block: int) -> list[Any]:
 
 
 def scale(record: Record, block: int, half: int) -> Any:
-    """As `bits.q3_k_codes` reads them, and times d."""
+    """Scales are read as `bits.q3_k_codes` reads them, and multiplied by d."""
     b, group = record.builder, 2 * block + half
     low = bit_field(b, record.small("scales", group % 8), group // 8 * 4, 0x0F)
     high = bit_field(b, record.small("scales", 8 + group % 4), group // 4 * 2 - 4, 0x30)

@@ -1,7 +1,7 @@
 """q4_t: 4-bit codes with a scale and a minimum for each token and KV head, `x = d q + m`.
 
-The rounding is that of `q4_1`, with a row for a block. As LMDeploy's int4 cache and vLLM's
-int4_per_token_head, whose zero point m / d is rounded to a code.
+Rounding is as in `q4_1`, with a row for a block. LMDeploy's int4 cache and vLLM's
+int4_per_token_head do so, but their zero point m / d is rounded to a code.
 """
 
 from __future__ import annotations

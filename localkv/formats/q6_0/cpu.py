@@ -34,7 +34,7 @@ HALF = np.float32(32)
 LARGEST = np.float32(32 * 65519.99609375)
 
 LOW, HIGH = np.int32(0x03030303), np.int32(0x0C0C0C0C)
-"""Of nibbles of `qh`: the bits of the low codes, and of those 16 further."""
+"""Bits of the nibbles of `qh`: of the low codes, and of the codes 16 further."""
 
 
 @njit

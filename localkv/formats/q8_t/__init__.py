@@ -1,6 +1,6 @@
 """q8_t: signed bytes with a scale for each token and KV head, `x = d q`.
 
-The scale is the largest magnitude / 127, rounded up to fp16 (`shared/rounding.py`). As vLLM's
+The scale is the largest magnitude / 127, rounded up to fp16 (`shared/rounding.py`), as in vLLM's
 int8_per_token_head.
 """
 

@@ -82,7 +82,7 @@ def two_bit_codes(packed: Bytes) -> Codes:
     """Codes of two bits: uint8 [..., 8] -> [..., 32].
 
     Byte i has four codes, from the lowest bit on: i, i + 16, i + 8, i + 24. So a nibble is what
-    kernels take at once: two values that are 16 apart, as in a byte of two nibbles.
+    kernels take at once: two values at a distance of 16, as in a byte of two nibbles.
     """
     return _middle_swapped(bit_fields(packed, n_bits=2, run=8))
 

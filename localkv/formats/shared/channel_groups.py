@@ -1,17 +1,17 @@
 """Scales of a channel for a group of tokens, where formats share them: KIVI's codes of K.
 
-Of 32 consecutive tokens each channel has a scale of its own, fp16, and a minimum where the type has
-one. A plane of codes is that of the type without the "c" in its name. The planes of scales and
-minima have as many bytes as those of that type, too: of a group of 32 tokens uint8 [32, n_blocks,
-2], which are the fp16 [n_blocks * 32] of all channels, in order.
+Each channel has a scale of its own for 32 consecutive tokens, fp16, and a minimum where the type
+has one. A plane of codes is as in the type without the "c" in its name. The planes of scales and
+minima have as many bytes as in that type, too: for a group of 32 tokens uint8 [32, n_blocks, 2],
+which are the fp16 [n_blocks * 32] of all channels, in order.
 
-Codes are those of KIVI (Liu et al., 2024; `quantize` in the section on its algorithm):
+Codes are made as in KIVI (Liu et al., 2024; `quantize` in the section on its algorithm):
 
     d = (largest - least) / (2 ** bits - 1), m = least        code = round((x - m) / d)
 
 m and d are rounded to fp16 first, m before d, and codes are made with what is stored, halves
-rounded up. A group whose d is 0 in fp16 has codes of 0. Symmetric codes are those of q8_0, made
-with the stored d.
+rounded up. A group whose d is 0 in fp16 has codes of 0. Symmetric codes are q8_0's, made with
+the stored d.
 
 Values beyond `LARGEST`, infinities too, are taken for it: then neither a scale times a code nor its
 sum with the minimum exceeds fp16, in which GPUs decode. A channel with a NaN has a NaN scale, so
@@ -37,7 +37,7 @@ def _groups(x: Floats) -> Floats:
 
 
 def _stored(values: Floats) -> tuple[Floats, Bytes]:
-    """Floats [..., groups, 1, channels] as fp16 has them, and the plane of those."""
+    """Floats [..., groups, 1, channels] as fp16 has them, and their plane."""
     halves = values.astype(np.float16)
     *lead, groups, _, channels = halves.shape
     plane = halves.view(np.uint8).reshape(*lead, groups * TOKENS, channels // TOKENS, 2)
@@ -45,7 +45,7 @@ def _stored(values: Floats) -> tuple[Floats, Bytes]:
 
 
 def group_scales(plane: Bytes) -> Floats:
-    """Of a plane uint8 [..., tokens, n_blocks, 2]: float32 [..., groups, 1, channels]."""
+    """A plane uint8 [..., tokens, n_blocks, 2] -> float32 [..., groups, 1, channels]."""
     *lead, tokens, n_blocks, _ = plane.shape
     return half(plane).reshape(*lead, tokens // TOKENS, 1, n_blocks * TOKENS)
 

@@ -1,7 +1,7 @@
 """Codebooks: the numbers that codes of the `nuq` types stand for.
 
-A codebook has 2^b numbers in ascending order, integers of at most 127 in magnitude, of which a
-block's scale makes values (KVQuant's non-uniform types, arXiv:2401.18079, section 3.3, with
+A codebook has 2^b numbers in ascending order, integers of at most 127 in magnitude; a block's
+scale makes values of them (KVQuant's non-uniform types, arXiv:2401.18079, section 3.3, with
 integers so that kernels can look them up as bytes). Sixteen are even: a GPU looks up their halves,
 with 7 bits each, in two tables of eight, and the 8th bit says which table has none. Each layer has
 its own codebook for K and for V, from `quality/codebooks.py`; without one, the codebook of normal
@@ -56,9 +56,9 @@ def check_codebook(codebook: Sequence[int]) -> None:
 
 
 def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
-    """A codebook as kernels read it: float32 [20], 16 numbers, of which the last ones may be the
-    same, and in the place of four more the bytes of these, each 128 larger; of numbers that are
-    even the halves of that."""
+    """A codebook as kernels read it: float32 [20], 16 numbers, whose last ones may be the
+    same, and in the place of four more their bytes, each 128 larger; if numbers are even, halves of
+    these."""
     padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])
     as_bytes = ((padded + 128) // STEPS[len(codebook)]).astype(np.uint8).view(np.float32)
     return np.concatenate((padded.astype(np.float32), as_bytes))

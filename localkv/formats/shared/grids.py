@@ -170,7 +170,7 @@ def signed_points(
 
 
 def grid_entries(lower: Bytes, upper: Codes) -> NDArray[np.uint16]:
-    """Codes of 11 bits, of which the upper 3 lie elsewhere: uint16 [..., n_blocks, 32]."""
+    """Codes of 11 bits, whose upper 3 lie elsewhere: uint16 [..., n_blocks, 32]."""
     return (lower | (upper.reshape(lower.shape).astype(np.uint16) << 8)).astype(np.uint16)
 
 

@@ -14,7 +14,7 @@ from localkv.formats.shared.bits import Bytes, Floats, half, less, scaled
 from localkv.formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
 
 RUNS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
-"""Runs of bytes, from the first to behind the last, and how many values each holds: byte by byte
+"""Runs of bytes, from the first to after the last, and how many values each holds: byte by byte
 the first digit, then the second."""
 
 

@@ -15,7 +15,7 @@ from localkv.simd.vector import i16, i32, lanes_of
 PAIRS = lanes_of(i16, 32)
 DIGITS = [[3 * (3**n * byte % 256) >> 8 for n in range(5)] for byte in range(256)]
 FIRST_DIGITS = [sum(digit << 2 * n for n, digit in enumerate(of[:4])) for of in DIGITS]
-"""Of each byte, two bits each."""
+"""The first four digits of each byte, two bits each."""
 FIFTH_DIGIT = [of[4] for of in DIGITS]
 
 
@@ -42,10 +42,10 @@ def digit(b: Any, words: Any, n: int) -> Any:
 
 
 def computed_digit(b: Any, words: Any, n: int) -> Any:
-    """The same without a table.
+    """Digits without a table.
 
-    Of a pair of bytes as 16 bits each is moved to the upper half, where a product wraps around as
-    one of 8 bits does.
+    Each byte of a pair is moved to the upper half of 16 bits, where a product wraps around as one
+    of 8 bits does.
     """
     pairs = b.bitcast(words, PAIRS)
     low = b.mul(pairs, _all(3**n << 8))
@@ -55,7 +55,7 @@ def computed_digit(b: Any, words: Any, n: int) -> Any:
 
 
 def codes(record: Record, block: int) -> list[Any]:
-    """Words and digits are those of runs of 32 bytes, of 16, and of 4 (see `reference.RUNS`)."""
+    """Words and digits lie in runs of 32 bytes, of 16, and of 4 (see `RUNS`)."""
     if block < 5:
         places = [("qs", i, block) for i in range(8)]
     else:

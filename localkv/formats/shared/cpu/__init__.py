@@ -29,7 +29,7 @@ and `cpu.py`
                          bytes (see `simd/quads.py`)
     encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
                          of a row's fields in the format's order, as the pool has them
-    start_row(x, planes, n) types with fields of rows only: writes those of a row of n floats, and
+    start_row(x, planes, n) types with fields of rows only: writes the fields of n floats, and
                          returns what `encode` then takes as a fourth argument
 
 Types with scales by channel (`shared/channel_groups.py`) have `LAST` in `__init__.py`, the

@@ -64,7 +64,7 @@ class GridCodes:
 
     @property
     def n_upper(self) -> int:
-        """Bits of a place besides the lowest eight."""
+        """Bits of a place above the lowest eight."""
         return (len(self.grid.codes) - 1).bit_length() - 8
 
     @cached_property
@@ -82,7 +82,7 @@ class GridCodes:
 
     @property
     def columns(self) -> tuple[int, ...] | None:
-        """As in `PanelFormat`."""
+        """The columns that `PanelFormat` wants."""
         if not HAS_BYTE_SHUFFLE:
             return None
         return tuple(column for word in self.word_columns for column in word)
@@ -236,13 +236,13 @@ def even_signs(b: Builder, words: Value, offsets: Sequence[int]) -> Value:
 
 
 def odd_scale(b: Builder, d: Value, bits: Value, factor: float) -> Any:
-    """d (2 bits + 1) factor, of which the last is a power of two."""
+    """d (2 bits + 1) factor; the factor is a power of two."""
     odd = b.or_(b.shl(bits, constant(i32, 1)), constant(i32, 1))
     return b.fmul(b.fmul(d, constant(f32, factor)), b.uitofp(odd, lanes_of(f32)))
 
 
 def scale_of_nibble(record: Record, index: int, upper: int, factor: float) -> Any:
-    """The same of a nibble of byte `index` of the scales."""
+    """The scale of a nibble of byte `index` of the scales, as `odd_scale` makes it."""
     b = record.builder
     bits = b.zext(bit_field(b, record.small("scales", index), 4 * upper, 15), lanes_of(i32))
     return odd_scale(b, record.halves("d"), bits, factor)

@@ -31,7 +31,7 @@ def two_bits(qs: Any, u: int) -> Any:
 
 @njit
 def three_bits(qs: Any, qh: Any, u: int) -> Any:
-    """The same with a third bit."""
+    """Codes of unit u with a third bit."""
     low, high = two_bits(qs, u)
     set_, clear = i32x16(np.int32(THIRD)), i32x16(np.int32(0))
     third_low = select_i32(load_mask(qh, u * 2), set_, clear)
@@ -48,7 +48,7 @@ def two_bit_quads(qs: Any, u: int) -> Any:
 
 @njit
 def three_bit_quads(qs: Any, qh: Any, u: int) -> Any:
-    """The same with a third bit."""
+    """Codes of units u to u + 3 with a third bit."""
     return or_bits(two_bit_quads(qs, u), qh, u * 2, THIRD)
 
 

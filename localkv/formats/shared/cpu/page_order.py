@@ -16,7 +16,7 @@ bit i of 16, tokens i and i + 8 of nibbles are the low and the high half of byte
 
 Where codes and their high bits lie in different places of a block, the items of one of them are
 stored in the order of the other: as a matrix of `rows` rows, column by column. An example is the
-plane `qh` of q5_0, whose 32 bits are those of values 0 to 31. Beside a byte of `qs` with values i
+plane `qh` of q5_0, whose 32 bits belong to values 0 to 31. Beside a byte of `qs` with values i
 and i + 16 belong bits i and i + 16, so the bits are a matrix of two rows:
 
     0  1  2 ... 15
@@ -79,8 +79,8 @@ on both sides."""
 
 
 def codes(item_bits: int, rows: int = 1, unit_items: int = 1) -> PlaneOrder:
-    """The values that kernels decode, codes or a part of their bits: `unit_items` items of K's are
-    those of a token in a unit."""
+    """The values that kernels decode, codes or a part of their bits: a unit has `unit_items` items
+    of each token of K."""
     return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder(16 * unit_items * item_bits))
 
 
@@ -138,7 +138,7 @@ def _items(order: ItemOrder, pages: Bytes) -> int:
 
 
 def _whole(groups: Bytes, item_bits: int, size: int) -> NDArray[np.generic]:
-    """Groups of items with an array's item for each; those of bits and nibbles are bytes then."""
+    """Groups of items with an array's item for each; bits and nibbles become bytes."""
     if item_bits == 4:
         halves = groups.reshape(-1, GROUP // 2)
         return np.concatenate([halves & 15, halves >> 4], axis=-1)
@@ -148,5 +148,5 @@ def _whole(groups: Bytes, item_bits: int, size: int) -> NDArray[np.generic]:
 
 
 def _item_type(size: int) -> np.dtype[np.generic]:
-    """What is moved as one, of so many bytes."""
+    """The type of what is moved as one, `size` bytes."""
     return np.dtype(f"u{size}" if size in (1, 2, 4, 8) else f"V{size}")

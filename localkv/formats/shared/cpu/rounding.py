@@ -37,7 +37,7 @@ def small_float(x: Any, mantissa: int, bias: int) -> Any:
     """Magnitude of a number with few bits, rounded to even; one too large has any exponent."""
     bits = float_bits(x) & 0x7FFFFFFF
     if bits < (128 - bias) << 23:
-        # the last bit of this number counts as much as that of a subnormal result
+        # the last bit of this number counts as much as the last bit of a subnormal result
         number = (151 - bias - mantissa) << 23
         return float_bits(bits_float(bits) + bits_float(number)) - number
     shift = 23 - mantissa
@@ -52,7 +52,7 @@ def sign_bit(x: Any) -> Any:
 
 @njit
 def half_bits(x: Any) -> Any:
-    """As half precision, rounded to even, to infinity from 65520 on."""
+    """The bits of a half, rounded to even, to infinity from 65520 on."""
     bits = float_bits(x) & 0x7FFFFFFF
     magnitude = 0x7E00 if bits > INFINITE_BITS else min(small_float(x, 10, 15), 0x7C00)
     return magnitude | sign_bit(x) << 15
@@ -73,7 +73,7 @@ def within(x: Any, limit: Any) -> Any:
 
 @njit
 def float8_bits(x: Any, mantissa: int, bias: int, largest: Any) -> Any:
-    """As an 8-bit float; larger values become the largest, NaN becomes 0x7F."""
+    """The bits of an 8-bit float; larger values become the largest, NaN becomes 0x7F."""
     magnitude = 0x7F if x != x else small_float(within(x, largest), mantissa, bias)
     return magnitude | sign_bit(x) << 7
 
@@ -109,7 +109,7 @@ def rounded(y: Any, limit: Any) -> Any:
 
 @njit
 def largest_magnitude(x: Any, start: int, limit: Any = INFINITY) -> Any:
-    """Of 32 floats, clamped, the one furthest from 0, the first of several, or NaN."""
+    """The one of 32 floats, clamped, that is furthest from 0, the first of several, or NaN."""
     extreme = within(get_f32(x, start), limit)
     if extreme != extreme:
         return extreme
@@ -124,7 +124,7 @@ def largest_magnitude(x: Any, start: int, limit: Any = INFINITY) -> Any:
 
 @njit
 def least_and_largest(x: Any, start: int, n: int) -> Any:
-    """Of n floats, or NaN twice."""
+    """The least and the largest of n floats, or NaN twice."""
     low = high = get_f32(x, start)
     for i in range(n):
         value = get_f32(x, start + i)

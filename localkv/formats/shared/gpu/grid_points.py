@@ -6,9 +6,9 @@ instructions to unpack than an entry takes to load, and a table of fp16 numbers 
 bandwidth. Units are of 64 values, in eight parts of 8: what a thread loads of codes and signs
 decides how the parts lie, so that nothing is exchanged between threads.
 
-The signs of 32 values are a word: those of even values in its lower half, in order, those of odd
-ones in the upper. A shift brings a pair's to where fp16 has them, bits 15 and 31. Types that store
-seven signs of eight have other bits in place of each eighth.
+The signs of 32 values are a word: the signs of even values are in its lower half, in order, and the
+signs of odd values in the upper. A shift brings a pair's to where fp16 has them, bits 15 and 31.
+Types that store seven signs of eight have other bits in place of each eighth.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def units_from(first, n_values, VALUES: tl.constexpr):
 
 @triton.jit
 def load_two_words(plane, row, n, at, ok, EVEN: tl.constexpr):
-    """Twice int32 [rows, units]: the words of units `at`, of which a row has `n`."""
+    """Twice int32 [rows, units]: the words of units `at`; a row has `n` units."""
     return tl.split(load_words(plane, row, 2 * n, at, ok, 2, EVEN))
 
 
@@ -154,7 +154,7 @@ def _signed_fours(table, a, b, word, FIRST: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def signed_fours(table, entries, signs, FIRST: tl.constexpr, PTX: tl.constexpr):
-    """The same of four entries of 4 magnitudes each."""
+    """Signed values of four entries of 4 magnitudes each."""
     word = signs[:, :, None]
     return one_after_another(
         _signed_fours(table, entries[0], entries[1], word, 4 * FIRST, PTX),

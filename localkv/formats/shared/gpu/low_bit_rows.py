@@ -17,12 +17,12 @@ from localkv.triton_primitives.low_bits import unpack_three_bits, unpack_two_bit
 def load_two_bit_words(
     plane, first_row, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """int32 [ROWS, WIDTH / 2]: words whose bytes' lowest bits are those of four columns, once for
-    each of them; those of the high half are two bits further."""
+    """int32 [ROWS, WIDTH / 2]: words whose bytes hold the codes of four columns in their lowest
+    bits, once for each column; codes of the high half are two bits further."""
     blocks: tl.constexpr = WIDTH // 32
     words = load_rows(as_i32(plane), first_row, ROWS, 0, 2 * blocks, HEAD_DIM // 16)
     words = tl.reshape(words, (ROWS, blocks, 1, 2))
-    # the high nibbles of a word belong to columns that are 8 further than those of its low ones
+    # the high nibbles of a word belong to columns that are 8 further than its low ones'
     words = words >> (tl.arange(0, 2) * 4)[None, None, :, None]
     words = tl.broadcast_to(words[:, :, :, :, None], (ROWS, blocks, 2, 2, 4))
     return tl.reshape(words, (ROWS, WIDTH // 2))
@@ -79,7 +79,7 @@ def load_three_bits(
     OFFSET: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """The same with a third bit."""
+    """Codes with a third bit, as `load_two_bits` loads two."""
     qs = load_rows(qs_plane, first_row, ROWS, 0, WIDTH // 4, HEAD_DIM // 4)
     thirds, lane = load_third_bits(qh_plane, first_row, ROWS, HEAD_DIM, WIDTH)
     return unpack_three_bits(qs, thirds, lane, OFFSET, PTX)
@@ -87,7 +87,7 @@ def load_three_bits(
 
 @triton.jit
 def swap_bits(x, DISTANCE: tl.constexpr, LOWER: tl.constexpr):
-    """int32 x with the bits LOWER exchanged with those so many places above them."""
+    """int32 x with the bits LOWER exchanged with the bits DISTANCE places above."""
     changed = (x ^ (x >> DISTANCE)) & LOWER
     return x ^ changed ^ (changed << DISTANCE)
 
@@ -95,7 +95,7 @@ def swap_bits(x, DISTANCE: tl.constexpr, LOWER: tl.constexpr):
 @triton.jit
 def beside_two_bits(qh):
     """Bits of 32 codes, in their order, int32 -> twice as many as the words of `qs` have codes:
-    that of each is in the lower place of its two bits there for the first word, in the upper one
+    a code's bit is in the lower place of its two bits there for the first word, in the upper one
     for the second.
 
     A bit's place has five bits itself: two say which code of a byte it is, one which word, two

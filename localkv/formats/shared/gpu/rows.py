@@ -45,7 +45,7 @@ def load_rows(plane, first_row, ROWS: tl.constexpr, FIRST, N: tl.constexpr, LENG
 
 @triton.jit
 def load_valid_rows(plane, first_row, valid, FIRST, N: tl.constexpr, LENGTH: tl.constexpr):
-    """As `load_rows`, with zeros in place of rows that aren't `valid` (bool [rows])."""
+    """Rows as `load_rows` loads them, but zeros where they aren't `valid` (bool [rows])."""
     n = tl.arange(0, valid.shape[0])
     j = FIRST + tl.arange(0, N)
     pointers = plane + first_row * LENGTH + (n[:, None] * LENGTH + j[None, :])
