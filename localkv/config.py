@@ -76,7 +76,7 @@ class CacheConfig:
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
         n_tokens: tokens that these can hold together; None for `n_ctx` each.
-        kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
+        kv_rotation: whether K and V are stored rotated (`cache/hadamard.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
         kv_codebooks: for types with codebooks; without one that of normal numbers serves.

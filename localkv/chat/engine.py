@@ -17,7 +17,8 @@ from localkv.sampling.params import SamplingParams
 from localkv.system.threads import Threads
 
 LOAD_STAGES = ("header", "runtime", "weights", "kernels")
-"""Stages of loading: the file's header, torch, the weights, compiling and a first run."""
+"""Stages of loading: the file's header, the libraries (torch on a GPU only), the weights, and
+compiling with a first run."""
 
 
 class EngineStoppedError(LocalKVError):
