@@ -12,10 +12,10 @@ import numpy as np
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
 from localkv.loader.known_models import KNOWN_MODELS, KnownModel
-from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from localkv.loader.quantised_format import tensor_format
 from localkv.loader.synthetic import constant, random_rows
+from localkv.loader.weights import listed_tensors
 
 LLAMA_1B = replace(
     KNOWN_MODELS["llama-1b"],

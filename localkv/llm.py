@@ -24,8 +24,8 @@ from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.smoothing import changed_tensors
+from localkv.loader.weights import checked_spec
 from localkv.memory.budgeted import Budgeted
 from localkv.memory.cache_tokens import cache_in_bytes, cache_that_fits
 from localkv.memory.context import beyond_training, chosen_context

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from localkv.arch.spec import ModelSpec, RopeSpec
 from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.model_header import model_spec
 from localkv.loader.smoothing import Factors, channel_factors
+from localkv.loader.weights import check_tensors
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from localkv.loader.found_profile import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
-from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.local_models import LocalModel, local_models
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
+from localkv.loader.weights import checked_spec
 from localkv.memory.budgeted import Budgeted
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory

@@ -144,7 +144,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
         UsageError: the server's port would be any.
     """
     from localkv.loader.gguf_file import open_gguf
-    from localkv.loader.listed_tensors import checked_spec
+    from localkv.loader.weights import checked_spec
     from localkv.memory.context import chosen_context
 
     if not port:

@@ -115,7 +115,7 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
 
 def _spec(gguf: GGUFFile) -> tuple[ModelSpec | None, str | None]:
     """The model's, or why it can't be run."""
-    from localkv.loader.listed_tensors import checked_spec
+    from localkv.loader.weights import checked_spec
 
     try:
         return checked_spec(gguf), None

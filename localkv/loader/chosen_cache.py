@@ -1,24 +1,130 @@
-"""The cache that a model is given: the types and scales that were asked for, or a profile's."""
+"""The cache that a model is given: the types and scales that were asked for, or a profile's.
+
+`kv_risks` says, from the file and without torch, which models are known to suffer from packed K or
+V, and why.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from localkv.arch.spec import AttentionSpec, ModelSpec
 from localkv.cache.cache_checks import check_cache, unused_type
 from localkv.cache.layout import group_layouts, pairs_of
 from localkv.cache.profile import KVProfile, TypeList
 from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import CacheConfig, KVScales
+from localkv.formats import KV_FORMATS
 from localkv.loader.found_profile import model_profile
-from localkv.loader.kv_risks import kv_risks
+from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.model_header import ModelHeader
 from localkv.loader.smoothing import Smoothing
 
-if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
-    from localkv.loader.gguf_file import GGUFFile
+LARGE_BIAS = 16.0
+"""Beyond it a step of 4 bits, an eighth of a block's largest value, is as large as what K's other
+channels usually hold: a few units."""
+
+_FLOATS = {"f32": np.float32, "f16": np.float16}
+_K_BIAS = re.compile(r"blk\.(\d+)\.attn_(k|qkv)\.bias")
+
+
+@dataclass(frozen=True)
+class KVRisk:
+    """Why a model does not bear every cache type.
+
+    Attributes:
+        reason: one line, with a safe choice.
+        concerns: whether it applies to these types of K and V.
+    """
+
+    reason: str
+    concerns: Callable[[str, str], bool]
+
+
+def kv_risks(model: ModelHeader, config: ModelSpec | None = None) -> list[KVRisk]:
+    """The known risks of a model; large biases show only in the file itself.
+
+    Args:
+        config: the model's; without it biases of q, k and v in one tensor are not looked at.
+
+    Sources: llama.cpp #21385 (norms of Qwen2.5's K biases of 605 and 921), KVTuner (Qwen2.5-7B with
+    4-bit K and V: GSM8K 0.8 %), vLLM #11906 (fp8 without scales), ollama #11929 (gpt-oss-20b at
+    q8_0/q8_0: same most likely token for 74.9 %).
+    """
+    risks = []
+    if biases := _large_biases(model, config):
+        risks.append(
+            KVRisk(
+                f"{biases}: K in fewer bits than q8_0 loses the differences between tokens; "
+                "use -ctk q8_0 or f16",
+                lambda type_k, _: _bits(type_k) < _bits("q8_0"),
+            )
+        )
+    if any(".attn_sinks." in name for name in model.tensors):
+        risks.append(
+            KVRisk(
+                "this model has attention sinks, and is sensitive to any packed cache "
+                "(gpt-oss keeps its most likely token for 75 % at q8_0/q8_0); use f16",
+                lambda *types: min(map(_bits, types)) < _bits("f16"),
+            )
+        )
+    return risks
+
+
+def _bits(type_name: str) -> float:
+    """Bits per value, without a scale per row."""
+    fmt = KV_FORMATS[type_name]
+    return 8 * fmt.block_bytes / fmt.block_size
+
+
+def _large_biases(model: ModelHeader, config: ModelSpec | None) -> str:
+    """A description of K's biases, if they may be large; else empty."""
+    named = [
+        (m, tensor) for name, tensor in model.tensors.items() if (m := _K_BIAS.fullmatch(name))
+    ]
+    found = [
+        (int(m[1]), tensor, _k_part(m[2], int(m[1]), config))
+        for m, tensor in named
+        if m[2] == "k" or (config is not None and _attends(config, int(m[1])))
+    ]
+    if not found:
+        return ""
+    if not isinstance(model, GGUFFile):
+        return "K has biases, which can be very large (they are in Qwen2.5)"
+    largest, layer = max((_absmax(model, tensor, part), at) for at, tensor, part in found)
+    return f"K has biases up to {largest:.3g} (layer {layer})" if largest > LARGE_BIAS else ""
+
+
+def _attends(config: ModelSpec, layer: int) -> bool:
+    return layer < config.n_layers and isinstance(config.layers[layer].mixer, AttentionSpec)
+
+
+def _k_part(tensor: str, layer: int, config: ModelSpec | None) -> slice:
+    """Where K's bias is: a layer's tensor of its own, or a part of the one for q, k and v."""
+    if tensor == "k" or config is None:
+        return slice(None)
+    spec = config.layers[layer].attention
+    n_q, n_k = spec.n_heads * spec.key_dim, spec.n_kv_heads * spec.key_dim
+    return slice(n_q, n_q + n_k)
+
+
+def _absmax(model: GGUFFile, tensor: TensorInfo, part: slice) -> float:
+    """The largest magnitude in a part of a bias; 0 for types that biases don't have."""
+    data = model.data(tensor.name).tobytes()
+    if tensor.format.name == "bf16":
+        values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif dtype := _FLOATS.get(tensor.format.name):
+        values = np.frombuffer(data, dtype).astype(np.float32)
+    else:
+        return 0.0
+    return float(np.abs(values[part]).max(initial=0.0))
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,8 @@ def shape_tensors(name: str, type_name: str) -> tuple[TensorInfo, ...]:
         UsageError: there is no such model, or no such type of weights.
     """
     from localkv.loader.gguf_header import TensorInfo
-    from localkv.loader.listed_tensors import listed_tensors
     from localkv.loader.quantised_format import tensor_format
+    from localkv.loader.weights import listed_tensors
 
     check_shape(name, type_name)
     tensors = []

@@ -1,15 +1,19 @@
 """Named tensors -> `ModelWeights`, by the model's specification.
 
-The order is that of a model: all of it, a layer, the mixers (attention, attention over latents,
+The order follows a model: all of it, a layer, the mixers (attention, attention over latents,
 recurrent ones), feed-forward blocks, and what a layer does to the residual stream beyond these.
+Reading without data lists the tensors that a file has to have (`check_tensors`); `lock_weights`
+keeps the weights in memory (`--mlock`).
 """
 
 from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,10 +39,14 @@ from localkv.arch.spec import (
     RecurrentSpec,
     ShortConvSpec,
 )
-from localkv.cache.arrays import Array
+from localkv.cache.arrays import Array, Arrays
+from localkv.errors import ModelFileError, byte_size, quoted
 from localkv.formats import FORMATS
+from localkv.formats.base import Plane
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend
+from localkv.kernels.backend import Backend, as_in_file
+from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.layer_weights import (
     AltUpWeights,
@@ -58,13 +66,15 @@ from localkv.kernels.layer_weights import (
     PerLayerInputWeights,
     RecurrentWeights,
     ShortConvWeights,
+    tensors_of,
 )
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.model_header import model_spec
+from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.smoothing import SmoothedTensors, Smoothing
-from localkv.loader.tensor_reader import FileTensors, TensorReader, TensorSource
+from localkv.loader.tensor_reader import FileTensors, TensorReader, TensorSource, check_tensor
 from localkv.model import ModelWeights, Transformer
+from localkv.system.memory_lock import Range, lock, unlock
 
 
 def load_model(
@@ -606,3 +616,134 @@ def altup_weights(read: TensorReader, spec: AltUpSpec, n_embd: int, at: str) -> 
         correct_coef=read.vector(f"{at}altup_correct_coef.weight", n, n),
         correct_scale=read.vector(f"{at}altup_correct_scale.weight", n_embd),
     )
+
+
+_NO_BYTES = replace(FORMATS["f32"], planes=(Plane("values", 0),))
+"""Rows of any length take no memory."""
+
+
+class _Nothing(PackedTensor):
+    """A tensor without bytes, whose values are zeros that share one place."""
+
+    def decode(self) -> NDArray[np.float32]:
+        return np.broadcast_to(np.float32(0), self.shape)
+
+
+@dataclass(frozen=True)
+class _NothingPrepared:
+    """A backend's stand-in, which prepares nothing."""
+
+    arrays: Arrays = field(default_factory=NumpyArrays)
+    memory: DeviceMemory | None = None
+
+    def prepare(self, weight: PackedTensor) -> PackedTensor:
+        return as_in_file(weight)
+
+    def prepare_embedding(self, weight: PackedTensor) -> PackedTensor:
+        return as_in_file(weight)
+
+
+@dataclass
+class _Listing:
+    """A `TensorSource` without data, which remembers what it was asked for.
+
+    Attributes:
+        is_there: whether the file has an optional tensor, by its name.
+        check: called with each tensor's name and shape, before anything of that shape is made.
+    """
+
+    is_there: Callable[[str], bool]
+    check: Callable[[str, tuple[int, ...]], Any] = lambda name, shape: None
+    asked: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        return self.is_there(name)
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        self.check(name, shape)
+        self.asked[name] = shape
+        return _Nothing(_NO_BYTES, np.empty((*shape[:-1], 0), np.uint8), shape)
+
+    def release(self, name: str) -> None:
+        pass
+
+
+def listed_tensors(
+    config: ModelSpec, is_there: Callable[[str], bool]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a model's tensors.
+
+    Args:
+        is_there: whether the file has a tensor that it may do without, by its name.
+    """
+    return _listed(_Listing(is_there), config)
+
+
+def _listed(listing: _Listing, config: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
+    model_weights(TensorReader(listing, _NothingPrepared()), config)
+    return list(listing.asked.items())
+
+
+def checked_spec(header: ModelHeader) -> ModelSpec:
+    """Layers, sizes and constants of the model in a file; its tensors confirm the sizes.
+
+    Raises:
+        ModelFileError: see `model_spec` and `check_tensors`.
+    """
+    config = model_spec(header)
+    check_tensors(header, config)
+    return config
+
+
+def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
+    """Look at all tensors that a model needs before any is read.
+
+    No size from the keys is used before a tensor confirms it.
+
+    Raises:
+        ModelFileError: one is missing, or of the wrong shape; or a matrix has a scale beside it.
+    """
+    listing = _Listing(header.tensors.__contains__, partial(check_tensor, header))
+    listed = _listed(listing, config)
+    names = {name for name, _ in listed}
+    for name, _ in listed:
+        scale = name.removesuffix(".weight") + ".scale"
+        if name.endswith(".weight") and scale in header.tensors and scale not in names:
+            raise ModelFileError(
+                f"tensor {quoted(scale)} scales a whole matrix, which is not supported",
+                hint="a file without tensors whose names end in .scale would work",
+            )
+
+
+def lock_weights(weights: ModelWeights, backend: Backend) -> str | None:
+    """Lock what products read for as long as it exists; a warning, if not all can be locked.
+
+    Panels are made from a file's rows, which nothing reads any more, so panels are locked instead.
+    """
+    if backend.hardware:
+        return "mlock has no effect: the weights are in the memory of the GPU"
+    ranges = ranges_of(weights)
+    locked = lock(ranges)
+    if locked.ranges:
+        weakref.finalize(weights, unlock, locked.ranges).atexit = False
+    if locked.problem is None:
+        return None
+    n_bytes = sum(n for _, n in ranges)
+    return f"only {byte_size(min(locked.n_bytes, n_bytes))} of {byte_size(n_bytes)} of weights " + (
+        f"could be locked in memory: {locked.problem}"
+    )
+
+
+def ranges_of(weights: Any) -> list[Range]:
+    """Addresses and bytes of what the products, norms and look-ups read, each once.
+
+    Args:
+        weights: all of them, or a part.
+    """
+    found: dict[int, int] = {}
+    for tensor in tensors_of(weights):
+        arrays = tensor.operands if isinstance(tensor, PackedTensor) else (tensor,)
+        for array in arrays:
+            address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+            found[address] = max(found.get(address, 0), array.nbytes)
+    return sorted(found.items())

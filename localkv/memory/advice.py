@@ -16,7 +16,7 @@ from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PAIRS
 
 if TYPE_CHECKING:
-    from localkv.loader.kv_risks import KVRisk
+    from localkv.loader.chosen_cache import KVRisk
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.model_header import ModelHeader, shared_tokens
+from localkv.loader.weights import checked_spec
 from localkv.memory.plan import DraftMemory, ModelMemory
 
 

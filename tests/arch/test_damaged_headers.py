@@ -13,8 +13,8 @@ import pytest
 from localkv.arch import ARCHS
 from localkv.arch.spec import AttentionSpec
 from localkv.errors import ModelFileError
-from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.model_header import model_spec
+from localkv.loader.weights import check_tensors
 from support.headers import Header, header_of
 
 FEW = ("llama", "gemma2", "granite", "olmo2", "phi3")

@@ -21,11 +21,10 @@ from localkv.config import CacheConfig
 from localkv.errors import HubError
 from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.select import select_backend
-from localkv.loader import kv_risks
+from localkv.loader.chosen_cache import LARGE_BIAS, kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
-from localkv.loader.kv_risks import LARGE_BIAS
 from localkv.loader.synthetic import RandomTensors
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
@@ -477,7 +476,7 @@ def test_biases_of_half_precision(tmp_path: Path, dtype: GGMLType) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (risk,) = kv_risks.kv_risks(open_gguf(tmp_path / "m.gguf"))
+    (risk,) = kv_risks(open_gguf(tmp_path / "m.gguf"))
     assert risk.reason.startswith("K has biases up to 130 (layer 0)")
 
 
@@ -506,7 +505,7 @@ def test_of_biases_that_were_not_fetched_the_worst_is_assumed(
 
 def test_whom_sinks_concern() -> None:
     tensors = {"blk.0.attn_sinks.weight": None}
-    (risk,) = kv_risks.kv_risks(SimpleNamespace(tensors=tensors))
+    (risk,) = kv_risks(SimpleNamespace(tensors=tensors))
     assert not risk.concerns("f16", "bf16")
     assert risk.concerns("f16", "q8_0")
     assert risk.concerns("q8_0", "f16")

@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
 from localkv.errors import ModelFileError, byte_size
-from localkv.loader import locked_weights
+from localkv.loader import weights as loader_weights
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.locked_weights import lock_weights, ranges_of
+from localkv.loader.weights import lock_weights, ranges_of
 from localkv.system.memory_lock import Lock, whole_pages
 from support.random_model import variant
 
@@ -117,7 +117,7 @@ def test_too_small_a_limit_is_one_warning(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = "the limit is 64.00 KiB (ulimit -l); ulimit -l unlimited raises it"
-    monkeypatch.setattr(locked_weights, "lock", lambda ranges: Lock((), problem))
+    monkeypatch.setattr(loader_weights, "lock", lambda ranges: Lock((), problem))
     llm = LLM(tiny_model, n_ctx=64, mlock=True)
     n_bytes = sum(n for _, n in ranges_of(llm.engine.model.weights))
     assert llm.warnings == [

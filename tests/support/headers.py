@@ -16,8 +16,8 @@ from localkv.errors import ModelFileError
 from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.known_models import KNOWN_MODELS
-from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
+from localkv.loader.weights import listed_tensors
 from support.dense_variants import DENSE
 from support.hybrid_models import KEYS as HYBRIDS
 from support.hybrid_models import hybrid

@@ -13,8 +13,8 @@ from localkv.errors import LocalKVError, UsageError
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
+    from localkv.loader.chosen_cache import KVRisk
     from localkv.loader.gguf_header import TensorInfo
-    from localkv.loader.kv_risks import KVRisk
     from localkv.loader.model_header import ModelHeader
     from localkv.memory.plan import ModelMemory
 import math
@@ -70,9 +70,9 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     Raises:
         ModelFileError: it can't be run; the known facts about its cache are printed first.
     """
-    from localkv.loader.kv_risks import kv_risks
-    from localkv.loader.listed_tensors import checked_spec
+    from localkv.loader.chosen_cache import kv_risks
     from localkv.loader.model_summary import file_type_name
+    from localkv.loader.weights import checked_spec
     from localkv.memory.weight_bytes import weights_by_type
 
     header = model_header(values, argument=file)

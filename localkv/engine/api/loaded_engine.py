@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localkv.engine.engine import Engine
-from localkv.loader.locked_weights import lock_weights
-from localkv.loader.weights import load_model
+from localkv.loader.weights import load_model, lock_weights
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

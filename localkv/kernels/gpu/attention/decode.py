@@ -1,7 +1,7 @@
 """Attention of a few new tokens per sequence: the context is split among programs.
 
 Each program reads its share of one sequence's rows of one KV head, once for all query heads and
-tokens, and yields an output and a log-sum-exp; `attention_merge` adds the shares up. Scores are
+tokens, and yields an output and a log-sum-exp; `merge_kernel` adds the shares up. Scores are
 laid out with keys as the rows of a matrix product, since there are few queries.
 """
 
