@@ -17,7 +17,6 @@ from typing import Any
 
 from localkv.chat.private_file import make_private
 from localkv.chat.schema import SCHEMA_VERSION, SQLITE_ERRORS, damage_of, migrate, version_of
-from localkv.chat.sqlite_pages import PAGE_SIZE
 from localkv.errors import LocalKVError, printable
 
 PATIENCE = 10.0
@@ -112,7 +111,6 @@ class Database:
                 time.sleep(random.uniform(0.005, 0.05))
 
     def _prepare(self) -> None:
-        self._db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten

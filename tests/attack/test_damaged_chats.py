@@ -137,6 +137,11 @@ def check_bytes(original: Path, told: Told, path: Path, damage: Damage, seed: in
         file.unlink()
     if not after and not errors:
         return "empty"  # which is how a new one begins
+    if after and after[:16] != before[:16]:
+        with pytest.raises(LocalKVError, match="nothing in it that could be saved"):
+            repair(path)
+        assert path.read_bytes() == after
+        return "no database to SQLite, errors in use"
     did = check_repaired(path, untouched(told, before, bytes(after)))
     assert not (errors and did == "sound"), errors
     return f"{did}, {'errors' if errors else 'no error'} in use"

@@ -14,6 +14,8 @@ from localkv.chat.store import Store
 from localkv.sampling.params import SamplingParams
 
 PAGE = 4096
+INNER_PAGE = 5
+"""The first byte of a page that leads to other pages of a table."""
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
 
 Told = dict[str, list[str]]
@@ -54,11 +56,18 @@ def shown(chat: ChatSession) -> list[str]:
 
 
 def untouched(told: Told, before: bytes, after: bytes) -> Told:
-    """The sessions of which nothing lies in a page that has changed."""
+    """The sessions that SQLite can still read whole.
+
+    Nothing of them lies in a page that has changed, and the pages that lead to theirs are as they
+    were: the first one, which lists the tables, and the inner pages of tables.
+    """
     changed = b""
     for at in range(0, len(before), PAGE):
-        if before[at : at + PAGE] != after[at : at + PAGE]:
-            changed += before[at : at + PAGE]
+        page = before[at : at + PAGE]
+        if page != after[at : at + PAGE]:
+            if at == 0 or page[0] == INNER_PAGE:
+                return {}
+            changed += page
     return {t: said for t, said in told.items() if t.split()[0].encode() not in changed}
 
 
