@@ -11,14 +11,14 @@ from localkv.commands.parsing import Command
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
-    from localkv.loader.hub.removal import Removal
+    from localkv.loader.hub.cache import Removal
 
 
 def _run(*, reference: str, hf_file: str | None, yes: bool) -> int:
     from pathlib import Path
 
+    from localkv.loader.hub.cache import plan_removal, remove
     from localkv.loader.hub.reference import parse_reference
-    from localkv.loader.hub.removal import plan_removal, remove
 
     if Path(reference).exists():
         raise UsageError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from localkv.loader.hub.repo_model import RepoModel
+    from localkv.loader.hub.reference import RepoModel
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = "tales-4M-Q8_0.gguf"
@@ -42,7 +42,7 @@ def shelves() -> list[Path]:
 
 def models_on(shelf: Path) -> list[RepoModel]:
     """The models of a shelf, with paths relative to it."""
-    from localkv.loader.hub.repo_model import RepoFile, repo_models
+    from localkv.loader.hub.reference import RepoFile, repo_models
 
     files = []
     with suppress(OSError):  # a folder that can't be read has none

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from localkv.loader.hub import client, exchange, remote_header
+from localkv.loader.hub import client, remote_header
 from support.attack.hub_lies import NAMES, VALUES, hostile_answer, mutated_bytes, mutated_listing
 from support.fake_hub import Answer, FakeHub
 from support.program import Program, Result
@@ -123,8 +123,8 @@ def attack(
     monkeypatch.setattr(socket, "getaddrinfo", on_loopback)
     monkeypatch.setattr("localkv.loader.local_models.shelves", list)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-    monkeypatch.setattr(exchange, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(exchange, "SLOW_SECONDS", 1.0)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(client, "SLOW_SECONDS", 1.0)
     monkeypatch.setattr(client, "LISTING_SECONDS", 1.0)
     hub.repos[REPO] = dict(FILES)
     return Attack(program, hub, tmp_path, monkeypatch)
@@ -386,7 +386,7 @@ def test_an_answer_that_drips(
     monkeypatch.setattr("localkv.loader.hub.download.MAX_TRIES", 1)
     monkeypatch.setattr(client, "LISTING_SECONDS", 0.3)
     for name in ("ANSWER_SECONDS", "SLOW_SECONDS"):
-        monkeypatch.setattr(exchange, name, 0.3)
+        monkeypatch.setattr(client, name, 0.3)
     assert "is too slow" in attack.pull().err
 
 
@@ -437,7 +437,7 @@ def test_a_redirect_that_leads_nowhere_is_asked_for_once(
 def test_a_redirect_in_a_circle(attack: Attack, kind: str) -> None:
     attack.hub.lie = lambda asked, path: redirect(path) if asked == kind else None
     assert "more than 10 redirects" in attack.pull().err
-    assert len(attack.hub.requests) <= 1 + exchange.MAX_REDIRECTS
+    assert len(attack.hub.requests) <= 1 + client.MAX_REDIRECTS
 
 
 def test_another_host_gets_no_token(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:

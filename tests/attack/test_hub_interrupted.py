@@ -164,9 +164,9 @@ def test_every_step_fails_once(
 STOP_AT = """
 import runpy, sys, time
 from pathlib import Path
-from localkv.loader.hub import download, partial
+from localkv.loader.hub import download
 marker, owner, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-owner = {"Partial": partial.Partial, "download": download}[owner]
+owner = {"Partial": download.Partial, "download": download}[owner]
 def stop(*_, **__):
     marker.touch()
     for _ in range(600):  # a signal just before a sleep would not end it

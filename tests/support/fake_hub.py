@@ -155,13 +155,28 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, json.dumps(hub.listing(match[1])).encode())
         if match := re.fullmatch(r"(/cdn)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             data = hub.repos.get(match[2], {}).get(match[4])
-            if data is None or match[3] != hub.commit:
+            if data is None or match[3] not in ("main", hub.commit):
                 return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
             if hub.redirects and not match[1]:
                 target = f"http://localhost:{hub.port}/cdn{url.path}"
                 return self._answer(302, b"", {"Location": target})
             return self._send_file(request, match[4], data)
         return self._answer(404, b"")
+
+    def do_HEAD(self) -> None:
+        """What huggingface_hub's own download asks of a file first."""
+        match = re.fullmatch(
+            r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", unquote(urlsplit(self.path).path)
+        )
+        data = self.hub.repos.get(match[1], {}).get(match[2]) if match else None
+        if data is None:
+            self._answer(404, b"")
+            return
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", self.hub.commit)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
 
     def _answer(self, status: int, body: bytes, more: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -20,13 +20,15 @@ from localkv.loader.hub.client import (
     list_files,
 )
 from localkv.loader.hub.download import Download, fetch, plan_download
-from localkv.loader.hub.reference import HubReference, names_the_hub, parse_reference
-from localkv.loader.hub.repo_model import (
+from localkv.loader.hub.reference import (
     DEFAULT_QUANTS,
     MAX_LISTED,
+    HubReference,
     RepoModel,
     choose,
     matching,
+    names_the_hub,
+    parse_reference,
     repo_models,
 )
 

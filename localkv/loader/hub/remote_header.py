@@ -11,7 +11,7 @@ from localkv.loader.gguf_file import PartHeader, join_tensors, read_header
 from localkv.loader.gguf_header import TensorInfo, TruncatedError
 from localkv.loader.hub.client import open_file
 from localkv.loader.hub.find import HubModel
-from localkv.loader.hub.repo_model import RepoFile
+from localkv.loader.hub.reference import RepoFile
 from localkv.loader.metadata import Metadata
 
 FIRST_BYTES = 1 << 20

@@ -13,13 +13,11 @@ import pytest
 
 from localkv.errors import HubError, LocalKVError
 from localkv.loader.hub import download
-from localkv.loader.hub.cache import CachedModel, cached_models
+from localkv.loader.hub.cache import CachedModel, cached_models, plan_removal, remove
 from localkv.loader.hub.client import NO_NETWORK
-from localkv.loader.hub.download import Download, fetch
+from localkv.loader.hub.download import Download, Partial, fetch
 from localkv.loader.hub.find import find, local_path
-from localkv.loader.hub.partial import Partial
 from localkv.loader.hub.reference import parse_reference
-from localkv.loader.hub.removal import plan_removal, remove
 from support.fake_hub import COMMIT, FakeHub
 
 MIB = 1 << 20

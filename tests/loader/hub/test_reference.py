@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from localkv.errors import HubError, UsageError
-from localkv.loader.hub.reference import HubReference, names_the_hub, parse_reference
-from localkv.loader.hub.repo_model import (
+from localkv.loader.hub.reference import (
+    HubReference,
     RepoFile,
     choose,
     matching,
     model_names,
+    names_the_hub,
+    parse_reference,
     repo_models,
 )
 
