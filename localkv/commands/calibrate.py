@@ -242,14 +242,14 @@ def check_budgets(named: Sequence[float], budgets: Sequence[float], least: float
     """Refuse, before anything is measured, fewer bits than the smallest of the types has.
 
     Args:
-        named: those that the user wants, each of which must hold some types.
-        budgets: all, one of which must.
+        named: the budgets that the user wants; each must hold some types.
+        budgets: all budgets; one must.
         least: bits per value of the smallest types that rows of the model can be of.
     """
     for bits in named:
         if bits < least:
             raise UsageError(
-                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
+                f"--bits {bits:g} holds none of the types; the smallest has {least:g}",
                 hint=f"as in --bits {least:g}, or with smaller --types",
             )
     if max(budgets) < least:
@@ -261,11 +261,12 @@ def check_budgets(named: Sequence[float], budgets: Sequence[float], least: float
 
 
 def check_tails(tails: Sequence[int], n_tokens: int) -> None:
-    """Refuse a tail that would hide what types cost: where tokens read hardly any others packed,
-    all types look alike, and those of fewest bits best.
+    """Refuse a tail that would hide what types cost.
+
+    Where tokens read hardly any others packed, all types look alike, and fewest bits look best.
 
     Args:
-        n_tokens: of a chunk.
+        n_tokens: the length of a chunk.
     """
     needed = TAILS_OF_CHUNK * max(tails)
     if n_tokens < needed:
@@ -303,7 +304,7 @@ class CalibrateProgress(ProgressLine):
         return self._clock() - self._started
 
     def step(self, done: int, of: int, what: str) -> None:
-        """Tell what is next, when so many of all steps are done."""
+        """Say what is next, when `done` of all steps are done."""
         times = self._latest
         if done:
             times.append(self._clock())
@@ -351,7 +352,7 @@ def report_lines(profile: KVProfile) -> list[str]:
     ratios = [one.verified / one.predicted for one in profile.uniform if one.predicted > 0]
     lines = [
         f"{counted(profile.n_tokens, 'token')} of {printable(profile.text)}, "
-        f"{profile.n_scored} predictions compared with those of an f16 cache",
+        f"{profile.n_scored} predictions compared with an f16 cache's",
         f"outlier channels: {', '.join(outliers) if outliers else 'none'}",
     ]
     if ratios:
@@ -449,8 +450,8 @@ calibrate = Command(
             show_default=True,
             metavar="ALPHA",
             help="Divide channels of K and V by their magnitude to this power, and multiply K's "
-            "with that of queries to what is left of 1, inside the weights. The model stays as it "
-            "is, and small channels keep their precision beside large ones; 0 is off.",
+            "with the queries' magnitude to what is left of 1, inside the weights. The model stays "
+            "as it is, and small channels keep their precision beside large ones; 0 is off.",
         ),
         *(param for param in loading_options() if param.name in _USED),
         option(
@@ -473,7 +474,7 @@ calibrate = Command(
     ],
     callback=_run,
     help="Measure which layers of a model need which types of K and V.\n\n"
-    "Each layer's K and V get each type alone, and predictions are compared with those of an f16 "
-    "cache. From that come the types by layer that cost least within budgets of bits, which are "
+    "Each layer's K and V get each type alone, and predictions are compared with an f16 "
+    "cache's. From that come the types by layer that cost least within budgets of bits, which are "
     "then measured together. The profile is a small file of JSON.",
 )

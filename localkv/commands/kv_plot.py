@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 WIDTH = 10
-"""Of the picture, in inches."""
+"""The picture's width, in inches."""
 MOST_NAMES = 20
 """Outliers of one side that are named, the largest first."""
 MOST_NUMBERS = 10
 """Layers, and heads, up to which cells have their numbers in them."""
 MOST_COLUMNS = 128
-"""Of tokens; a longer text has the mean of several in each."""
+"""Most columns of tokens; in a longer text a column is the mean of several."""
 MOST_COST, MOST_SHIFT = 1e5, 50
 """The darkest colour's over the palest one's: what is smaller does not matter."""
 _LINE, _LEAST_BAR = 11, 3
@@ -96,7 +96,7 @@ def _channels(panel: SubFigure, view: KVView) -> None:
 
 
 def _names(view: KVView) -> list[str]:
-    """Of the layers with rows."""
+    """The names of the layers with rows."""
     return [str(i) for i, _ in view.rows]
 
 
@@ -371,7 +371,7 @@ def numbers(axes: Axes, values: Floats, norm: LogNorm) -> None:
 
 
 _DARK = 0.62
-"""Of a colour's place, from 0 to 1, where dark letters can't be read any more."""
+"""The place of a colour, from 0 to 1, from which dark letters can't be read."""
 
 
 def short(value: float) -> str:

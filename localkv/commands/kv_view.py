@@ -72,7 +72,7 @@ class KVView:
 
     @property
     def types(self) -> list[str]:
-        """Those whose costs are known, from the most bits to the fewest."""
+        """The types whose costs are known, from the most bits to the fewest."""
         known = {name for _, layer in self.rows for name in (*layer.k.kld, *layer.v.kld)}
         order = list(KV_FORMATS)
         return sorted(known, key=lambda name: (-self.bits_of(name), order.index(name)))
@@ -230,7 +230,7 @@ def _shift_facts(shift: Shift) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def kv_facts(view: KVView) -> dict[str, Any]:
-    """The same for programs, with every channel."""
+    """The view as JSON for programs, with every channel."""
     shift = view.shift
     return {
         "name": view.name,

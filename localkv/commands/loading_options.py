@@ -109,7 +109,7 @@ def window_options() -> list[click.Parameter]:
             metavar="TYPE",
             default=CacheConfig.type_k_rope,
             help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
-            "-ctk is that of the latents, of which V is a view.",
+            "-ctk is the type of the latents, and V is a view of them.",
         ),
         option(
             "-ctxcp",
@@ -155,7 +155,7 @@ def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as fields of `CacheConfig`."""
+    """The fields of `CacheConfig` that the values of `window_options` stand for."""
     return {
         "type_k_swa": values["cache_type_k_swa"],
         "type_v_swa": values["cache_type_v_swa"],
@@ -352,7 +352,7 @@ def ladder_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `LLM` that these options stand for; none without a budget.
 
     Raises:
-        UsageError: there is a ladder without a budget, or types are named besides.
+        UsageError: there is a ladder without a budget, or types are named as well.
     """
     budget, ladder = values["kv_budget"], values["kv_ladder"]
     if budget is None:
@@ -366,7 +366,7 @@ def ladder_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, type_flag in _TYPE_FLAGS.items():
         if ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
             raise UsageError(
-                f"--kv-budget takes the types of --kv-ladder, not those of {type_flag}",
+                f"--kv-budget takes the types of --kv-ladder, and {type_flag} names others",
                 hint=f"leave out {type_flag}, and name the types with --kv-ladder",
             )
     return {

@@ -96,7 +96,7 @@ def memory_line(llm: LLM) -> str:
     else:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
     if plan.weights_by_row:
-        weights += f" besides {byte_size(plan.weights_by_row)} read by row"
+        weights += f" and {byte_size(plan.weights_by_row)} read by row"
     type_k, type_v = _types(cache)
     rows = f"K {type_k} {byte_size(plan.cache_k)}, V {type_v} "
     if keeps_latents(llm.config.groups):
@@ -134,7 +134,7 @@ def cache_types(llm: LLM) -> str:
 
 
 def _types(cache: CacheConfig) -> Iterator[str]:
-    """Of K and of V: "f16", or "f16 (windows q8_0)" where layers with a window have their own."""
+    """The types of K and V: "f16", or "f16 (windows q8_0)" if layers with a window have others."""
     of_windows = cache.type_k_swa, cache.type_v_swa
     for name, other in zip(cache.shown_types, of_windows, strict=True):
         yield name if other in (None, name) else f"{name} (windows {other})"
@@ -148,7 +148,7 @@ def _windows(plan: MemoryPlan, n_ctx: int) -> str:
             kind = group.window, group.n_rows
             fewer[kind] = fewer.get(kind, 0) + group.layers
     return "".join(
-        f", of which {counted(layers, 'layer')} with a window of {window} "
+        f", where {counted(layers, 'layer')} with a window of {window} "
         f"{'keep' if layers > 1 else 'keeps'} {n_rows}"
         for (window, n_rows), layers in fewer.items()
     )
@@ -168,8 +168,8 @@ def _states(plan: MemoryPlan) -> str:
 
 
 def memory_bytes(plan: MemoryPlan) -> str:
-    """The same to the byte."""
-    by_row = f" besides {plan.weights_by_row} read by row" if plan.weights_by_row else ""
+    """The memory to the byte."""
+    by_row = f" and {plan.weights_by_row} read by row" if plan.weights_by_row else ""
     return (
         f"weights {plan.weights} ({plan.weights_mapped} mapped){by_row}, K {plan.cache_k}, "
         f"V {plan.cache_v}, "

@@ -19,7 +19,7 @@ _TRUE = frozenset({"on", "enabled", "true", "1"})
 _FALSE = frozenset({"off", "disabled", "false", "0"})
 _AUTO = frozenset({"auto", "-1"})
 _ALL_LAYERS = frozenset({"all", "auto", "-1", *map(str, range(99, 1000)), "9999", "99999"})
-"""Values of -ngl that mean all: no model has so many layers."""
+"""Values of -ngl that mean all layers: no model has that many."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ _SERVE_FLAGS = (  # what llama-server has, and speaks of the text of one
     _skipped("-cb --cont-batching -nocb --no-cont-batching", "requests always share steps"),
     _skipped("-v --verbose", "--log-file FILE has a line for each request"),
 )
-_BENCH_FLAGS = (  # llama-bench's, some of which take a value that elsewhere they lack
+_BENCH_FLAGS = (  # llama-bench's: some take a value that they lack elsewhere
     *_GRAMMAR_FLAGS,
     _skipped("-fa --flash-attn", _NO_CACHE_COPY, 1, refused_for=_FALSE),
     _left_out("-nkvo --no-kv-offload", _UNDIVIDED, 1, unless=_FALSE),

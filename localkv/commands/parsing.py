@@ -523,7 +523,7 @@ def _is_number(text: str) -> bool:
 
 
 MOST_BYTES, MOST_DOTS = 1 << 18, 200
-"""Of the file, and of a line of it: to read a dotted key takes the square of its parts."""
+"""Most bytes of the file, and dots of a line: a dotted key takes the square of its parts."""
 
 _TYPES: dict[type, str] = {
     str: "a string",
@@ -640,7 +640,7 @@ _MOST_NAME = 28
 
 @dataclass(frozen=True)
 class HelpPage:
-    """What a command's help shows besides its own text.
+    """What a command's help shows beyond its own text.
 
     Attributes:
         examples: a purpose and a command line each.

@@ -141,7 +141,7 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         panel="Measure",
         help="Instead, hide a sentence in the text, a quarter, half and all of a context back, and "
         "measure how often and how surely it is recalled: with an f16 cache and the one that is "
-        "asked for, or those of --sweep.",
+        "asked for, or the pairs of --sweep.",
     ),
     option(
         "calibrate_file",
@@ -198,7 +198,7 @@ def _run(
         values["preset"] = values["kv_profile"] = values["kv_bits"] = None
         values["kv_budget"] = values["kv_ladder"] = None
         exact = {name: values[name] for name in ("kv_tail", "kv_sink")}
-        values |= {"kv_tail": None, "kv_sink": None}  # they are those of the pairs
+        values |= {"kv_tail": None, "kv_sink": None}  # the pairs have their own
     if calibrate_file is not None:
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
         values |= {"kv_profile": None, "kv_bits": None, "kv_budget": None, "kv_ladder": None}
@@ -348,7 +348,7 @@ def _check_base_types(values: Mapping[str, Any]) -> None:
         name = values[f"cache_type_{side}_swa"]
         if name not in (None, values[f"cache_type_{side}"]):
             raise UsageError(
-                f"--save-base writes one pair of types, not -ct{side}-swa {name} besides",
+                f"--save-base writes one pair of types, not -ct{side}-swa {name} as well",
                 hint="leave it out, or add --kl-divergence, whose base is f16",
             )
 
@@ -597,7 +597,7 @@ def _points(results: Sequence[CacheResult], config: ModelSpec) -> list[Point]:
 
 
 def cut(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Points that the axes show, and the others, if those of packed types are enough."""
+    """Points that the axes show, and the others, if there are enough of packed types."""
     packed = [point for point in points if point[0] < PACKED_BITS]
     if len(packed) < FEW:
         return list(points), []
@@ -852,6 +852,6 @@ perplexity = Command(
     callback=_run,
     help="Measure how well a model predicts a text, through its cache.\n\n"
     "The text is cut into chunks of -c tokens, and the second half of each is scored, as "
-    "llama-perplexity does. --kl-divergence and --sweep compare every prediction with that of the "
-    "same model with an f16 cache.",
+    "llama-perplexity does. --kl-divergence and --sweep compare every prediction with the same "
+    "model's through an f16 cache.",
 )

@@ -61,7 +61,7 @@ def save(figure: Figure, path: str) -> None:
 
 
 def _opaque(png: io.BytesIO) -> bytes:
-    """The same picture without transparency, of which it has none: fewer bytes."""
+    """The picture without its channel of transparency, which is empty: fewer bytes."""
     from PIL import Image
 
     smaller = io.BytesIO()

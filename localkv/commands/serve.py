@@ -233,7 +233,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         panel=PANEL,
         llama_env="TAGS",
         metavar="NAMES",
-        help="What /v1/models says of the model besides, words with commas between them.",
+        help="More that /v1/models says of the model: words with commas between them.",
     ),
     option(
         "-np",
@@ -347,7 +347,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         panel=ACCESS,
         metavar="ORIGINS",
         help="Origins whose pages may call this server, such as https://chat.example, with commas "
-        "between them; localhost for those of this machine at any port, * for all. "
+        "between them; localhost for this machine's at any port, * for all. "
         "[default: none]",
     ),
     option(
@@ -461,7 +461,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
     flag(
         "--cache-per-key",
         panel=ACCESS,
-        help="Requests share evaluated tokens only with those of the same key: nobody learns "
+        help="Requests share evaluated tokens only with requests of the same key: nobody learns "
         "by the time of an answer what others asked.",
     ),
 ]

@@ -130,8 +130,11 @@ def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
 
 
 def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
-    """A row for each type: bytes per token of K and of V once it is packed; of what is kept as f16
-    besides, and of all for the full context."""
+    """A row for each type.
+
+    It has bytes per token of K and of V once packed, of what is also kept as f16, and of all for
+    the full context.
+    """
     from localkv.config import CacheConfig
     from localkv.formats import KV_FORMATS
     from localkv.memory.kv_bytes import (
@@ -204,7 +207,7 @@ def _templates(metadata: Metadata) -> list[str]:
 
 
 def lines(gguf: GGUFFile) -> list[str]:
-    """The same as text.
+    """The content of a model file as text.
 
     Raises:
         ModelFileError: a key is of the wrong type.
@@ -320,12 +323,12 @@ def _window_notes(config: ModelSpec | None) -> list[str]:
     if keeps_latents(config.groups):
         rotated = CacheConfig.type_k_rope
         notes.append(
-            "Types are those of the latents, which are K and V; bytes after the comma are those of "
+            "Types are the types of the latents, which are K and V; bytes after the comma are for "
             f"the rotated parts of keys in {rotated} (-ctk-rope)."
         )
     grows = any(not group.reach for group in config.groups)
     windows = any(group.reach for group in config.groups)
-    return [*notes, "Bytes per token are those of the others."] if windows and grows else notes
+    return [*notes, "Bytes per token are for the other layers."] if windows and grows else notes
 
 
 def _count(n: int) -> str:
@@ -375,7 +378,7 @@ def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
 
 
 def _stream_rows(config: ModelSpec) -> list[tuple[str, object]]:
-    """What layers do with the residual stream besides attention and feed-forward."""
+    """What layers do with the residual stream beyond attention and feed-forward."""
     rows: list[tuple[str, object]] = []
     if (per_layer := config.per_layer_input) is not None:
         rows.append(("embeddings", f"of each layer, {per_layer.width} values, read by row"))
@@ -400,7 +403,7 @@ def _by_kind(
 
 
 def _heads(layer: LayerSpec) -> str:
-    """Those of the layer's mixer, whatever it is, and of one beside it."""
+    """The heads of the layer's mixer, whatever it is, and of one beside it."""
     if layer.beside is not None:
         first, second = replace(layer, beside=None), replace(layer, mixer=layer.beside, beside=None)
         return f"{_heads(first)}; {_heads(second)}"
@@ -478,7 +481,7 @@ _USED = (
     *("kv_bits", "batch_size", "ubatch_size", "threads", "threads_batch", "device", "fit"),
     *("mlock", "use_mmap", "override_pre"),
 )
-"""Options as other commands have them, besides those that name a model."""
+"""Options as other commands have them, without the ones that name a model."""
 _OF_RUNS = (*_USED, "file_of_text", "prompt", "escape", "tokens")
 _MODEL_OPTIONS = ("model", "hf_repo", "hf_file", "offline")
 
@@ -668,7 +671,7 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
 
 
 def _shift(llm: LLM, ids: list[int], progress: ProgressLine) -> Shift | None:
-    """Of the cache that is asked for, unless that is f16."""
+    """The shift of attention by the cache that is asked for, unless it is f16."""
     from dataclasses import replace
 
     from localkv.quality.attention_shift import attention_shift

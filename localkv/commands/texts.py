@@ -14,7 +14,7 @@ from localkv.errors import LocalKVError, UsageError, byte_size
 from localkv.system.input_file import read_input
 
 MOST_BYTES = 256 << 20
-"""Of a text; no model has a context for a tenth of that."""
+"""Most bytes of a text; no model has a context for a tenth of that."""
 
 PATIENCE = 2.0
 """Seconds after which a silent stdin is spoken of."""

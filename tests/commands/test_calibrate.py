@@ -176,7 +176,7 @@ def test_a_model_is_in_memory_once(
         (("--bits", "5,x"), "error: --bits 5,x: not a list of bits per value"),
         (
             ("--types", "q4_0", "--bits", "5,4"),
-            "error: --bits 4 holds none of the types, the smallest of which has 4.5",
+            "error: --bits 4 holds none of the types; the smallest has 4.5",
         ),
         (("--bits", ","), "error: --bits ,: not a list of bits per value"),
         (("--kv-tail", "0,x"), "error: --kv-tail 0,x: not a list of tokens"),
@@ -254,7 +254,7 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     short = program(*tailed).out.splitlines()[-1]
     assert short.startswith("by layer: in 256 tokens f16 takes no more than these")
     long = program("plan", measured, *asked, "--memory", "16MiB", "-c", "1000000").out
-    longest = re.search(r"of which (\d+) tokens fit", long)
+    longest = re.search(r"; (\d+) tokens fit", long)
     assert longest is not None
     assert long.splitlines()[-1].startswith(f"localkv chat -m {measured} -c {longest[1]} ")
     none = program("plan", measured, "--kv-profile", path, "--max-kld", "1e-12").out

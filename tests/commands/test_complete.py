@@ -89,7 +89,7 @@ def test_stdin_can_be_asked_for_once(program, model) -> None:
         (["--kv-budget", "some"], "--kv-budget: 'some' is not a size"),
         (["--kv-budget", "9" * 400], "--kv-budget: the size is too large a number"),
         (["--kv-ladder", "f16,q8_0"], "--kv-ladder says what pages change to within --kv-budget"),
-        (["--kv-budget", "1MiB", "-ctk", "q8_0"], "types of --kv-ladder, not those of -ctk"),
+        (["--kv-budget", "1MiB", "-ctk", "q8_0"], "types of --kv-ladder, and -ctk names others"),
         (["--kv-budget", "1MiB", "--kv-ladder", "q8_0,f16"], "q8_0/q8_0 to f16/f16 makes K and V"),
     ],
 )

@@ -99,7 +99,7 @@ def test_show_counts_windows(program: Program, path: Path) -> None:
     assert row["bytes_full_context"] == 2 * rows * (2 * ROWS + N_CTX)
     assert program("show", path).out.splitlines()[-2:] == [
         f"2 of 3 layers see 7 tokens, and keep {ROWS} of the context.",
-        "Bytes per token are those of the others.",
+        "Bytes per token are for the other layers.",
     ]
 
 
@@ -136,7 +136,7 @@ def test_scales_are_wanted_for_types_of_windows(path: Path) -> None:
 def test_a_base_is_of_one_pair_of_types(program: Program, path: Path, tmp_path: Path) -> None:
     asked = ("perplexity", "-m", path, "-f", path, "--save-base", tmp_path / "base")
     result = program(*asked, "-ctk", "q8_0", "-ctk-swa", "f16")
-    assert "--save-base writes one pair of types, not -ctk-swa f16 besides" in result.err
+    assert "--save-base writes one pair of types, not -ctk-swa f16 as well" in result.err
 
 
 def test_risks_of_types_of_windows_are_said(conformance: Path) -> None:

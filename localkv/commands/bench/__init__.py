@@ -246,7 +246,7 @@ def _sources(values: dict[str, Any]) -> list[Source]:
 
 
 def _fitted(grid: Grid, source: Source, values: dict[str, Any]) -> Grid:
-    """The grid with those of `--pairs` that the model can have."""
+    """The grid with the pairs of `--pairs` that the model can have."""
     if values["pairs"] is None:
         return grid
     has_scales = values["kv_scales"] is not None

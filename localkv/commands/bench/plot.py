@@ -114,7 +114,7 @@ class Fit:
 
 LEAST_R2 = 0.9
 NEAR = 0.02
-"""Of a mean, within which a line may miss it."""
+"""The share of a mean within which a line may miss it."""
 
 
 def fit(depths: Sequence[float], ms: Sequence[Sequence[float]]) -> Fit | None:
@@ -300,7 +300,7 @@ def _finish(
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Of an axis for these: from 0, unless that would leave more than half of it empty."""
+    """The limits of an axis: from 0, unless that would leave more than half of it empty."""
     low, high = min(values), max(values)
     if low < high / 2:
         return 0.0, 1.06 * high

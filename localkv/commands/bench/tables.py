@@ -43,7 +43,7 @@ def _values(result: Result) -> dict[str, Any]:
 
 
 def _object(result: Result) -> dict[str, Any]:
-    """As JSON: with every sample, which the other formats have no place for."""
+    """A result as JSON, with every sample, which the other formats have no place for."""
     samples = {"samples_ns": list(result.samples_ns), "samples_ts": result.samples_ts}
     return {**result.llama_bench_values(), **samples, **result.own_values()}
 

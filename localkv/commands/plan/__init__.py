@@ -135,7 +135,7 @@ def _run(
         model_memory = with_draft(model_memory, model, values)
     with_profile = smoothed_memory(model_memory, profile)
     if values["kv_profile"] is not None:
-        model_memory = with_profile  # types that are named are those of a smoothed model, too
+        model_memory = with_profile  # types that are named go with the smoothed model, too
     n_ctx = values["n_ctx"] or model.config.n_ctx_train
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))
     check_windows(cache, model.config.groups)
@@ -272,7 +272,7 @@ def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
 def _fitting(
     pairs: list[Pair], cache: CacheConfig, config: ModelSpec, all_pairs: bool
 ) -> list[Pair]:
-    """Those of all pairs that fit the model's heads; named ones must fit.
+    """The pairs that fit the model's heads; named ones must fit.
 
     Raises:
         UsageError: one does not; the hint names the types that do.

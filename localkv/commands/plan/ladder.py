@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 12
-"""Of the table."""
+"""Most rows of the table."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LadderPlan:
 
     @cached_property
     def layout(self) -> GroupLayout:
-        """Of the layers whose pages change their types."""
+        """The layout of the layers whose pages change their types."""
         return ladder_layout(group_layouts(self.cache, self.memory.config.groups))
 
     @cached_property
@@ -58,7 +58,7 @@ class LadderPlan:
 
     @property
     def scratch(self) -> int:
-        """Bytes that pages take while they change their types, besides a batch's."""
+        """Bytes that pages take while they change their types, without a batch's."""
         return repack_bytes([self.layout])
 
     def bytes_of(self, rungs: list[int]) -> list[int]:
@@ -77,7 +77,7 @@ class LadderPlan:
         budget = byte_size(self.cache.kv_budget)
         title = f"Pages of {PAGE_TOKENS} tokens on each rung, within {budget} (--kv-budget):"
         if windows := self.cache.kv_window_bytes:
-            title = title.replace(":", f", besides {byte_size(windows)} of layers with a window:")
+            title = title.replace(":", f", and {byte_size(windows)} of layers with a window:")
         if not self.growth:
             return [f"{budget} (--kv-budget) have no room for a page of {PAGE_TOKENS} tokens."]
         rows = [("tokens", "K + V", *self.pairs)]

@@ -96,7 +96,7 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
 
 
 def with_draft(memory: ModelMemory, model: PlannedModel, values: Mapping[str, Any]) -> ModelMemory:
-    """The same with a model that drafts.
+    """The memory with a model that drafts.
 
     Raises:
         ModelFileError: its file can't be used.
@@ -187,7 +187,7 @@ class LayerFit:
 
     @property
     def n_bytes(self) -> int:
-        """Of K and V in the context."""
+        """The bytes of K and V in the context."""
         return self.plan.cache_k + self.plan.cache_v
 
     @property
@@ -215,8 +215,13 @@ class ProfilePlan:
     n_ctx: int
 
     def lines(self, model_flags: list[str], row_flags: list[str], command: str) -> list[str]:
-        """As it is printed; `row_flags` are those of a tail and the like, `command` is that which
-        the model is for."""
+        """The plan as it is printed.
+
+        Args:
+            model_flags: flags that name the model.
+            row_flags: flags for rows that are kept as f16.
+            command: the command that the model is for.
+        """
         rows = [("bits", "tail", "per token", "K + V", "KLD predicted", "verified", "ms/token",
                  "fits", "longest context")]  # fmt: skip
         rows += [
@@ -343,8 +348,10 @@ def profile_plan(
 
 
 def _useful(rows: list[LayerFit]) -> list[LayerFit]:
-    """Those that diverge less than all that take no more bytes, from the most bytes on: in a short
-    context types with a tail take more than larger ones without."""
+    """The rows that diverge less than all rows of no more bytes, from the most bytes on.
+
+    In a short context, types with a tail take more than larger types without one.
+    """
     kept = list[LayerFit]()
     for row in sorted(rows, key=lambda row: (row.n_bytes, row.types.verified)):
         if not kept or row.types.verified < kept[-1].types.verified:
@@ -390,7 +397,7 @@ def _choice(
             least = min(row.types.verified for row in rows)
             return None, f"none diverges by at most {most:g}; the least is {least:.2e}"
         fewest = good[-1]
-        room = "" if fewest.fits else f", of which {fewest.longest or 'no'} tokens fit"
+        room = "" if fewest.fits else f"; {fewest.longest or 'no'} tokens fit"
         return fewest, f"the fewest bytes with a KLD of at most {most:g}{room}"
     fitting = [row for row in rows if row.fits]
     if not fitting:

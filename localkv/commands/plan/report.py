@@ -123,7 +123,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if not some.weights_allocated:
         mapped = ", mapped"
     if some.weights_by_row:
-        mapped += f", besides {byte_size(some.weights_by_row)} that is read by row"
+        mapped += f", and {byte_size(some.weights_by_row)} that is read by row"
     facts = [
         ("model", one_line(f"{config.name}: {config.architecture}, ")
          + f"{counted(config.n_layers, 'layer')}, "
@@ -202,7 +202,7 @@ def _pair_table(plan: Plan) -> list[str]:
         )
     lines = table(rows)
     if any(_fits(fit, plan.budget) == "slowly" for fit in plan.pairs):
-        lines.append("slowly: there is no room for all mapped weights, so they are read anew")
+        lines.append("slowly: there is no room for all mapped weights, so they are read again")
     return lines
 
 
@@ -361,7 +361,7 @@ def _pair_json(plan: Plan, fit: PairFit) -> dict[str, Any]:
 
 
 POINTS = 256
-"""Of a line, about."""
+"""Points of a line, about."""
 
 
 def draw(plan: Plan, path: str) -> None:
@@ -414,6 +414,6 @@ def _most(plan: Plan, n_ctx: int) -> int:
 
 
 def _bytes(plan: Plan, pair: Pair, n_ctx: int) -> int:
-    """The bytes of the rows of K and V; those of layers with a window stop growing."""
+    """The bytes of the rows of K and V; layers with a window stop growing."""
     cache = replace(plan.cache, type_k=pair[0], type_v=pair[1], n_ctx=n_ctx)
     return cache.n_sequences * context_bytes(cache, plan.model.config, plan.memory.n_batch)
