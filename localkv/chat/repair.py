@@ -260,7 +260,7 @@ def salvage(file: Path) -> Salvaged:
     with closing(sqlite3.connect(file)) as db:
         db.text_factory = lambda raw: raw.decode(errors="replace")
         with suppress(*SQLITE_ERRORS):
-            # A damaged definition, such as that of an index, then hides nothing else.
+            # A damaged definition, such as an index's, then hides nothing else.
             db.execute("PRAGMA writable_schema = ON")
         owners, complete = _indexed(db)
         known = set(owners)
@@ -473,7 +473,7 @@ class _Mending:
         return (*values, self._time(created))
 
     def _session_of(self, session_id: Any, parent_id: Any) -> int:
-        """The session of a message; where that makes no sense, that of the message before it."""
+        """The session of a message; where that makes no sense, the session of the one before it."""
         if isinstance(session_id, int) and 0 < session_id < LARGEST_ID:
             return self.session_ids.get(session_id, session_id)
         self.n_changed += 1

@@ -41,7 +41,7 @@ COLUMNS = {
     "messages": "id, session_id, parent_id, role, content, finish_reason, stats, error, created",
     "preferences": "name, value",
 }
-"""Of each table, in the order in which a row holds them."""
+"""The columns of each table, in the order in which a row holds them."""
 
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)

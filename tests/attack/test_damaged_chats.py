@@ -33,11 +33,11 @@ from support.attack.damaged_chats import (
 )
 
 N_SEEDS = 3
-"""Of each way to damage bytes."""
+"""Seeds of each way to damage bytes."""
 N_SEEDS_LONG = 200
 MOSTLY_HARMLESS = ("one_bit", "some_bytes", "appended")
 N_VALUES = 21
-"""Of so many wrong values the fast part tries one."""
+"""The fast part tries one of this many wrong values."""
 
 
 @pytest.fixture(scope="module")

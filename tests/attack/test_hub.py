@@ -26,7 +26,7 @@ from support.program import Program, Result
 REPO = "org/repo"
 FAST_SEEDS, LONG_SEEDS = 120, 6000
 LIMIT_S = 6.0
-"""Of one `pull`, with the waits below, on a busy machine."""
+"""Seconds that one `pull` may take, with the waits below, on a busy machine."""
 
 FILES = {
     "m-Q4_K_M.gguf": hashlib.shake_128(b"q4").digest(90_000),
@@ -165,7 +165,7 @@ def one_lie(random: Random, hub: FakeHub) -> None:
 
 
 def search(attack: Attack, seeds: range) -> Counter[str]:
-    """Outcomes of so many seeds, by kind."""
+    """Count the outcomes of this many seeds, by kind."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
         try:

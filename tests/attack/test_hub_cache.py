@@ -44,7 +44,7 @@ def here(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of the repository; deleted afterwards, since pytest does not get rid of some of it."""
+    """The repository's folder; deleted afterwards, since pytest does not get rid of all of it."""
     yield tmp_path / "hub" / "models--org--repo"
     subprocess.run(
         ["chmod", "-R", "u+rwx", str(tmp_path / "hub")], check=False, stderr=subprocess.DEVNULL
@@ -284,7 +284,7 @@ def test_twenty_thousand_models(here: Program, snapshot: Path) -> None:
 
 
 def search(here: Program, tmp_path: Path, model: Path, seeds: range) -> Counter[str]:
-    """Outcomes of `rm` in so many caches that were filled at random, and what was listed there."""
+    """Count the outcomes of `rm` in caches filled at random, and what was listed there."""
     outcomes: Counter[str] = Counter()
     for seed in seeds:
         try:
@@ -432,7 +432,7 @@ def test_rm_says_what_it_can_not_delete(here: Program, folder: Path, monkeypatch
 
 
 def test_bytes_without_a_name_are_counted_and_deleted(here: Program, folder: Path) -> None:
-    """As a process leaves them that ended between the two."""
+    """A process that ended between the two leaves them like this."""
     get(REPO)
     for path in (folder / "snapshots" / COMMIT).iterdir():
         path.unlink()

@@ -279,7 +279,7 @@ def test_who_waits_goes_on_where_the_other_was_killed(split: FakeHub, tmp_path: 
 
 
 def kill_at_random(split: FakeHub, tmp_path: Path, n_kills: int) -> int:
-    """How many of so many processes were killed before they were done."""
+    """Count the processes that were killed before they were done."""
     split.pace = 0.02
     random, killed = Random(n_kills), 0
     for round_ in range(n_kills):

@@ -43,7 +43,7 @@ class CachedModel:
     Attributes:
         name: a reference that means it: "org/repo:Q8_0".
         model: its files.
-        folder: that of the snapshot they are in.
+        folder: the snapshot that they are in.
         modified: when the bytes of its first file arrived, in seconds since 1970.
     """
 
@@ -240,7 +240,7 @@ def files_in(folder: Path, *, strict: bool = False) -> Iterator[Path]:
 
 
 def _snapshots(repo: str, first: str | None) -> list[Path]:
-    """The snapshots of a repository: that of the main branch before the others, newest first."""
+    """The snapshots of a repository: the main branch's before the others, newest first."""
     first = first or _main_commit(repo)
     found = []
     with suppress(OSError), os.scandir(repo_folder(repo) / "snapshots") as entries:

@@ -243,7 +243,7 @@ def answer_of(
     Raises:
         NonsenseError: a redirect leads nowhere, or the body is compressed.
         TooSlowError: see `ANSWER_SECONDS`.
-        huggingface_hub's errors, and those of its HTTP client: a refusal, or no answer.
+        huggingface_hub's errors, and its HTTP client's: a refusal, or no answer.
     """
     from huggingface_hub import constants
 

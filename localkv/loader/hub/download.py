@@ -76,7 +76,7 @@ class Download:
 
     @property
     def n_bytes(self) -> int:
-        """Of the missing files."""
+        """The size of the missing files."""
         return sum(file.n_bytes for file in self.missing)
 
 

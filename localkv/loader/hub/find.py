@@ -64,7 +64,7 @@ def find(
 def locate(
     reference: HubReference, *, offline: bool = False, update: bool = False
 ) -> CachedModel | HubModel:
-    """As `find`, but whether the model could be fetched is left open."""
+    """Do what `find` does, but leave open whether the model could be fetched."""
     if not update:
         if found := find_cached(reference):
             return found

@@ -146,7 +146,7 @@ def _without_host(text: str) -> str:
 
 
 def _hosts() -> tuple[str, ...]:
-    """Hugging Face's hosts, and that of a mirror."""
+    """Hugging Face's hosts, and a mirror's."""
     try:
         mirror = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
     except ValueError:  # who asks it says so

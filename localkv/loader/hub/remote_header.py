@@ -19,7 +19,7 @@ FIRST_BYTES = 1 << 20
 
 
 MAX_BYTES = 128 << 20
-"""Bytes of a header that are asked for; those of the largest vocabularies take a tenth of it."""
+"""The most bytes of a header that are asked for; the largest vocabularies take a tenth of it."""
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def _mutate(random: Random, listing: dict[str, Any]) -> Any:
 
 
 def mutated_bytes(random: Random, data: bytes) -> bytes:
-    """Bytes of which a few were flipped, cut, doubled or added."""
+    """Flip, cut, double or add a few bytes."""
     damaged = bytearray(data)
     for _ in range(random.randint(1, 4)):
         at = random.randrange(len(damaged) + 1)
