@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from localkv.errors import LocalKVError
 
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from _thread import LockType
 
 T = TypeVar("T")
+
+
+class TurnUser(Protocol):
+    """What has to be done around each piece of its work."""
+
+    def begin_turn(self) -> None:
+        """The turn has come."""
+        ...
+
+    def end_turn(self) -> None:
+        """The work is done; not called where it broke off."""
+        ...
+
 
 LOOK_SECONDS = 0.02
 """How often who waits looks whether it is cancelled, or the thread before it has gone."""
@@ -84,8 +97,14 @@ class Turns:
         """Whether others wait for the one whose turn it is."""
         return len(self._queue) > 1
 
-    def run(self, work: Callable[[], T], cancel: Event | None = None) -> T:
+    def run(
+        self, work: Callable[[], T], cancel: Event | None = None, user: TurnUser | None = None
+    ) -> T:
         """Do `work` when all who came before have done theirs.
+
+        Args:
+            cancel: ends the waiting.
+            user: told when the work begins, and when it is done.
 
         Raises:
             CancelledWaitError: `cancel` was set while others were at work.
@@ -101,7 +120,12 @@ class Turns:
             if self._unfinished:
                 self._recover()
             self._unfinished = True
-            result = work()
+            if user is None:
+                result = work()
+            else:
+                user.begin_turn()
+                result = work()
+                user.end_turn()
             self._unfinished = False
             return result
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from localkv.cache.arrays import Draw
 from localkv.engine.generation import Generation, checked
@@ -69,7 +70,7 @@ class LoneRequest:
         if generation is None:
             return
         try:
-            self._slot.turn(lambda: self._serve(generation, unless), generation.cancelled)
+            self._slot.turn(partial(self._serve, generation, unless), generation.cancelled)
         except CancelledWaitError:
             generation.close()
         except Exception as error:
@@ -97,30 +98,27 @@ class LoneRequest:
             self._step(generation)
 
     def _step(self, generation: Generation) -> None:
-        slot, request = self._slot, generation.request
-        text, speculator = request.text, generation.speculator
-        if (
+        """Run a step; what follows a drawn token needs no plan."""
+        slot, request, draw = self._slot, generation.request, generation.device_draw
+        text, speculator, cache = request.text, generation.speculator, slot.cache
+        is_next = (
             slot.is_taken_by(text)
             and text.n_prompt <= slot.sequence.length == len(text.ids) - 1
             and not generation.cancelled.is_set()
-        ):
-            if speculator is None or speculator.is_resting:
-                self._take_next(generation)
-            elif slot.cache.ladder is None:
-                self._runner.run([Part(request, 1)])
-            else:
-                self._runner.step()
-        else:
+            and request.deadline is None
+        )
+        if not is_next:
             self._tokens = None
+        guesses = speculator is not None and not speculator.is_resting
+        if is_next and guesses and cache.ladder is None:
+            self._runner.run([Part(request, 1)])
+            return
+        if not is_next or guesses:
             self._runner.step()
-
-    def _take_next(self, generation: Generation) -> None:
-        """Take the token after a drawn one: nothing is to be planned for it."""
-        slot, request, draw = self._slot, generation.request, generation.device_draw
-        cache = slot.cache
+            return
         before = None if cache.ladder is None else cache.requantised
         if draw is None:
-            goes_on = generation.draw(slot.advance(request.text, 1)[0])
+            goes_on = generation.draw(slot.advance(text, 1)[0])
         else:
             goes_on = generation.take(self._drawn_ahead(generation, draw))
         if before is not None:

@@ -109,7 +109,7 @@ class CacheSlot:
         turns = self._turns
         if turns is None:
             raise ModelClosedError
-        return turns.run(lambda: self._worked(work), cancel)
+        return turns.run(work, cancel, self)
 
     def close(self) -> None:
         """Let go of the model and the cache, once the turns of other threads have ended."""
@@ -120,16 +120,18 @@ class CacheSlot:
 
         self.turn(let_go)
 
-    def _worked(self, work: Callable[[], T]) -> T:
+    def begin_turn(self) -> None:
+        """Start over if the work of a turn before broke off."""
         if self._turns is None:
             raise ModelClosedError
         self.use_threads(1)
         if self._unfinished:
             self._start_over()
         self._unfinished = True
-        result = work()
+
+    def end_turn(self) -> None:
+        """Note that the work of a turn was done to its end."""
         self._unfinished = False
-        return result
 
     def use_threads(self, n_tokens: int) -> None:
         """Let operations run on as many threads as are chosen for so many tokens."""
@@ -179,16 +181,12 @@ class CacheSlot:
             with self.scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
         elif generated and (logits == "all" or len(ids) == 1):
-            out = self._next_logits(ids)
+            self.use_threads(len(ids))
+            out = self._next.logits([(self.sequence, ids)])
         if out is None:
             out = self.forward(self.model, ids, logits, generated=generated)
         self._hold(ids, generated=generated)
         return out
-
-    def _next_logits(self, ids: Sequence[int]) -> Array | None:
-        """Logits of generated tokens, if they are like some before but for their positions."""
-        self.use_threads(len(ids))
-        return self._next.logits([(self.sequence, ids)])
 
     def guess(self, ids: Sequence[int], guessing: Guessing) -> Guessed | None:
         """Evaluate generated tokens and the most probable ones behind them, at once.

@@ -6,7 +6,7 @@ own (`shared/cpu/page_order.py`), so a cache is written and read by this backend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend, MovedBatch, StackLayer
+from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
@@ -38,7 +38,6 @@ from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.cpu.token_program import TokenPrograms
-from localkv.kernels.guessing import Guessed, Guessing
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
 from localkv.simd.lanes import LANES
@@ -99,7 +98,7 @@ def cpu_backend() -> Backend:
     )
     layer = CpuLayer(composed, scratch, attention, products, latents)
     embedding = Embedding()
-    programs = TokenPrograms(layer, attention, latents, embedding)
+    programs = TokenPrograms(layer, attention, latents, embedding, products.late)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
@@ -115,26 +114,13 @@ def cpu_backend() -> Backend:
             forget()
         return embedding(token_ids, token_embd, scale)
 
-    def run_next(layers: tuple[StackLayer, ...], moved: MovedBatch) -> Array | None:
-        return programs.run_next(layers, moved) if products.late.are_laid else None
-
-    def run_guesses(
-        layers: tuple[StackLayer, ...],
-        moved: MovedBatch,
-        more: Sequence[int],
-        guessing: Guessing,
-    ) -> Guessed | None:
-        if not products.late.are_laid:
-            return None
-        return programs.run_guesses(layers, moved, more, guessing)
-
     return replace(
         composed,
         embed=embed,
         late=_LateWeights(products, forget),
         run_layers=programs,
-        run_next=run_next,
-        run_guesses=run_guesses,
+        run_next=programs.run_next,
+        run_guesses=programs.run_guesses,
         turns=Turns(forget),
         compiling_ahead=_kernels_ahead,
         kept_sums=kept_sums_cpu,

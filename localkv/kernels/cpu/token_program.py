@@ -31,6 +31,7 @@ from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.layer_chains import FEW_TOKENS, runs
 from localkv.kernels.cpu.linear.embedding import Embedding
+from localkv.kernels.cpu.linear.late_panels import LatePanels
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain
 from localkv.kernels.cpu.token_guesses import TokenGuesses
@@ -108,37 +109,28 @@ class TokenProgram:
             else:
                 stage(given)
         if self.head is not None:
-            return self._logits(self.head)
+            return self.logits(self.head)
         if given.head is not None:
             return self.operations.logits(self.out, *given.head)
         return self.out.copy()
 
-    def run_next(self, moved: MovedBatch, embedding: Embedding) -> Floats | None:
-        """As `run` with the tokens of `last`, at other positions, whose rows go to the same pages.
-
-        Returns:
-            logits, or None if their attention is cut otherwise.
-        """
-        if self.head is None or not self._moved(moved, embedding):
-            return None
-        return self._logits(self.head)
-
     def run_guesses(
         self, moved: MovedBatch, more: Sequence[int], guessing: Guessing, embedding: Embedding
     ) -> Guessed | None:
-        """As `Backend.run_guesses` has it, in a program of one token."""
+        """Run a draft, as `Backend.run_guesses` has it, in a program of one token."""
         head = self.head
         if head is None or head.spec.logit_scale != 1.0 or head.spec.logit_softcap:
             return None
-        if not self._moved(moved, embedding):
+        if not self.move(moved, embedding):
             return None
         if self._guesses is None:
             n_vocab = head.output.weight.shape[0]
             self._guesses = TokenGuesses(self.places, self.attention, n_vocab, LOGITS)
         return self._guesses.run(moved, more, guessing, embedding)
 
-    def _moved(self, moved: MovedBatch, embedding: Embedding) -> bool:
-        """Fill the places of tokens behind those of `last`; False if they are cut otherwise."""
+    def move(self, moved: MovedBatch, embedding: Embedding) -> bool:
+        """Fill the places with tokens that follow those of `last`, whose rows go to the same
+        pages; False if their attention is cut otherwise."""
         if self.last is None:
             return False
         more = list(map(operator.sub, moved.positions, self.positions))
@@ -152,8 +144,8 @@ class TokenProgram:
             self.places.fill_embedded(moved.embedded(self.places.rows[0]))
         return True
 
-    def _logits(self, head: Head) -> Floats:
-        """Run the last chain."""
+    def logits(self, head: Head) -> Floats:
+        """Run the last chain, which is the only one after `move`."""
         last, shape = self.places.stages[-1], (self.places.n_tokens, head.output.weight.shape[0])
         out = np.empty(shape, np.float32)
         assert isinstance(last, Chain)
@@ -182,6 +174,7 @@ class TokenPrograms:
         operations: of layers.
         attention, latents: over packed K and V, and over packed latents.
         embedding: of tokens.
+        late: weights that are laid out while the first tokens run.
     """
 
     def __init__(
@@ -190,8 +183,9 @@ class TokenPrograms:
         attention: PackedAttention,
         latents: LatentAttention,
         embedding: Embedding,
+        late: LatePanels,
     ) -> None:
-        self.operations, self.embedding = operations, embedding
+        self.operations, self.embedding, self.late = operations, embedding, late
         self.attention, self.latents = attention, latents
         self.kept = dict[tuple[object, ...], _Kept]()
 
@@ -200,9 +194,11 @@ class TokenPrograms:
         self.kept.clear()
 
     def run_next(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> Floats | None:
-        """As `Backend.run_next` has it."""
+        """Run tokens like those of the batch before, as `Backend.run_next` has it."""
         program = self._last(layers, moved)
-        return None if program is None else program.run_next(moved, self.embedding)
+        if program is None or program.head is None or not program.move(moved, self.embedding):
+            return None
+        return program.logits(program.head)
 
     def run_guesses(
         self,
@@ -211,14 +207,17 @@ class TokenPrograms:
         more: Sequence[int],
         guessing: Guessing,
     ) -> Guessed | None:
-        """As `Backend.run_guesses` has it."""
+        """Run a draft, as `Backend.run_guesses` has it."""
         program = self._last(layers, moved)
         if program is None:
             return None
         return program.run_guesses(moved, more, guessing, self.embedding)
 
     def _last(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> TokenProgram | None:
-        """The program that ran the batch before these tokens as its last."""
+        """The program that ran the batch before these tokens as its last; none before all weights
+        are laid out."""
+        if not self.late.are_laid:
+            return None
         before = moved.before
         kept = self.kept.get((id(layers), True, len(moved.token_ids), len(before.generated)))
         if kept is None or kept.program.last is not before or kept.facts[0] != n_threads():
