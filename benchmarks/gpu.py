@@ -461,6 +461,7 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     """Seconds from one token to the next, by depth, with a cache of that pair."""
     from localkv.config import CacheConfig
     from localkv.engine.engine import Engine
+    from localkv.engine.generation import GenerationOptions
     from localkv.sampling.params import SamplingParams
     from localkv.sampling.sampler import Sampler
 
@@ -477,7 +478,7 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     def decode(ids: list[int]) -> float:
         """Seconds a token, from the second one on, as `localkv bench` counts them."""
         greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab)
-        generation = engine.generate(ids, sampler=greedy, max_tokens=s.n_decode)
+        generation = engine.generate(ids, GenerationOptions(sampler=greedy, max_tokens=s.n_decode))
         n_generated = len(list(generation))
         return generation.stats.decode_seconds / (n_generated - 1)
 

@@ -26,7 +26,7 @@ from typing import Any
 from random_model import shape_of, write_model
 
 from localkv import LLM
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name
@@ -36,7 +36,7 @@ SHIPPED = Path(__file__).parents[1] / "models" / "tales-4M-F16.gguf"
 
 def start(llm: LLM, ids: list[int], n: int) -> Generation:
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=llm.config.n_vocab)
-    return llm.batch.generate(ids, sampler=sampler, max_tokens=n)
+    return llm.batch.generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
 
 
 def random_ids(llm: LLM, rng: random.Random, n: int) -> list[int]:

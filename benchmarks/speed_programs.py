@@ -92,6 +92,7 @@ class LocalKV(Session):
 
     def begin(self, n: int, depth: int, n_more: int) -> None:
         from localkv.engine.engine import Engine
+        from localkv.engine.generation import GenerationOptions
         from localkv.engine.requests.batch_engine import BatchEngine
         from localkv.sampling.params import SamplingParams
         from localkv.sampling.sampler import Sampler
@@ -101,7 +102,7 @@ class LocalKV(Session):
         self.batch = BatchEngine(Engine(self.engine.model, cache, n_batch=PROMPT), step_ms=1e9)
         greedy = SamplingParams(temperature=0.0)
         self.sequences = [
-            self.batch.generate(ids, sampler=Sampler(greedy, n_vocab=n_vocab))
+            self.batch.generate(ids, GenerationOptions(sampler=Sampler(greedy, n_vocab=n_vocab)))
             for ids in prompts(n, depth, n_vocab)
         ]
         while not all(one.n_ready for one in self.sequences):

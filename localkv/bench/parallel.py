@@ -22,7 +22,7 @@ from localkv.bench.subject import Subject
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.sampling.sampler import Sampler
 from localkv.system.threads import Threads, chosen_threads, use_threads
@@ -197,7 +197,10 @@ def _seconds(engine: Engine, prompts: Sequence[Sequence[int]], n_gen: int) -> tu
     def start(max_tokens: int) -> list[Generation]:
         n_vocab = engine.model.config.n_vocab
         return [
-            batch.generate(ids, sampler=Sampler(GREEDY, n_vocab=n_vocab), max_tokens=max_tokens)
+            batch.generate(
+                ids,
+                GenerationOptions(sampler=Sampler(GREEDY, n_vocab=n_vocab), max_tokens=max_tokens),
+            )
             for ids in prompts
         ]
 

@@ -22,6 +22,7 @@ from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.kernels.method import in_words
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -177,8 +178,10 @@ class _Bench:
         """Seconds to generate: the first token comes with the prompt and is not counted."""
         generation = self.engine.generate(
             self.ids[:n_before],
-            sampler=Sampler(GREEDY, n_vocab=self.subject.model.config.n_vocab),
-            max_tokens=n_gen + 1,
+            GenerationOptions(
+                sampler=Sampler(GREEDY, n_vocab=self.subject.model.config.n_vocab),
+                max_tokens=n_gen + 1,
+            ),
         )
         for _ in generation:
             pass

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from threading import Event
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,8 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
-from localkv.engine.audit.predictions import Predictions
 from localkv.engine.embedding import Pooling, pooled
-from localkv.engine.generation import Forcing, Generation
+from localkv.engine.generation import Generation, GenerationOptions, Steps
 from localkv.engine.logprobs import check_logprobs
 from localkv.engine.requests.lone_request import LoneRequest
 from localkv.engine.requests.request import Request
@@ -37,10 +35,6 @@ from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.warm_up import warm_up_drafts
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
-from localkv.sampling.sampler import Sampler
-
-if TYPE_CHECKING:
-    from localkv.structured.constraint import Constraint
 
 T = TypeVar("T")
 
@@ -327,60 +321,63 @@ class Engine:
 
         return self.slot.turn(work)
 
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        sampler: Sampler,
-        max_tokens: int | None = None,
-        stop_ids: frozenset[int] = frozenset(),
-        cancel: Event | None = None,
-        forcing: Forcing | None = None,
-        constraint: Constraint | None = None,
-        logprobs: int | None = None,
-        predictions: Predictions | None = None,
-        speculation: Speculation | None = None,
-    ) -> Generation:
-        """Continue a prompt.
-
-        Args:
-            prompt_ids: the whole prompt; tokens that the cache still holds are reused.
-            sampler: draws the tokens; it accepts those of the prompt first.
-            max_tokens: most tokens to draw; None goes on to the end of the context.
-            stop_ids: tokens that end the generation.
-            cancel: looked at while other threads have their turn, before every chunk of the prompt
-                and before every token.
-            forcing: says which tokens are not drawn, but must come.
-            constraint: a grammar's, which says which tokens may be drawn.
-            logprobs: alternatives that the generation notes for each token.
-            predictions: keeps what an audit needs of the distribution of each token.
-            speculation: how tokens are guessed, which changes nothing but the speed.
+    def generate(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Generation:
+        """Continue a prompt; tokens that the cache still holds are reused.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
             UsageError: the vocabulary has fewer tokens than `logprobs`.
         """
-        check_logprobs(logprobs, self.model.config.n_vocab)
-        speculation = speculation or Speculation()
-        self.check_prompt(prompt_ids)
-        speculator = new_speculator(speculation, self.prices, self.draft)
-        on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
-        steps, n_prompt = LoneRequest(self.slot, self.prices), len(prompt_ids)
-        generation = Generation(
-            steps,
-            Request(0, Text(list(prompt_ids), n_prompt), steps.clock(), self.n_ctx),
-            sampler,
-            self.model.backend.arrays,
-            None if on_host else self.model.draw(sampler.params),
-            n_ctx=self.n_ctx,
-            max_tokens=max_tokens,
-            stop_ids=stop_ids,
-            cancel=cancel or Event(),
-            forcing=forcing,
-            constraint=constraint,
-            logprobs=logprobs,
-            predictions=predictions,
-            speculator=speculator,
-        )
+        steps = LoneRequest(self.slot, self.prices)
+        generation = self.new_generation(steps, prompt_ids, options, n_ctx=self.n_ctx)
         steps.add(generation)
         return generation
+
+    def new_generation(
+        self,
+        steps: Steps,
+        prompt_ids: Sequence[int],
+        options: GenerationOptions,
+        *,
+        n_ctx: int,
+        number: int = 0,
+        reads_late: bool = False,
+    ) -> Generation:
+        """A generation whose tokens come from somebody's steps.
+
+        Args:
+            steps: which it is not added to yet.
+            n_ctx: tokens that it can have.
+            number: of its request.
+            reads_late: a model that drafts reads the text when it first drafts for it, and not at
+                the text's beginning.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context; nothing was computed.
+            UsageError: the vocabulary has fewer tokens than `logprobs`.
+        """
+        check_logprobs(options.logprobs, self.model.config.n_vocab)
+        self.check_prompt(prompt_ids)
+        now, n_prompt, most = steps.clock(), len(prompt_ids), options.max_tokens
+        request = Request(
+            number,
+            Text(list(prompt_ids), n_prompt),
+            now,
+            n_ctx if most is None else min(n_ctx, n_prompt + most),
+            priority=options.priority,
+            deadline=None if options.timeout is None else now + options.timeout,
+        )
+        speculator = new_speculator(
+            options.speculation, self.prices, self.draft, reads_late=reads_late
+        )
+        host = (options.logprobs, options.predictions, options.constraint, speculator)
+        on_host = any(one is not None for one in host)
+        return Generation(
+            steps,
+            request,
+            options,
+            self.model.backend.arrays,
+            draw=None if on_host else self.model.draw(options.sampler.params),
+            n_ctx=n_ctx,
+            speculator=speculator,
+        )

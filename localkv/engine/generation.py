@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -11,6 +12,7 @@ from localkv.engine.audit.predictions import Predictions
 from localkv.engine.generation_stats import GenerationStats
 from localkv.engine.logprobs import RankedToken, ranked, ranked_among
 from localkv.engine.requests.request import Request
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.speculator import Speculator
 from localkv.errors import LocalKVError
 from localkv.sampling.candidates import Floats, Ints
@@ -57,6 +59,39 @@ class Steps(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What is asked of a generation.
+
+    Attributes:
+        sampler: draws the tokens; it accepts those of the prompt first.
+        max_tokens: most tokens to draw; None goes on to the end of the context.
+        stop_ids: tokens that end the generation.
+        cancel: set to end it; looked at while other threads have their turn, before every piece of
+            the prompt and before every token.
+        forcing: may put tokens in place of drawn ones; they count like any other.
+        constraint: a grammar's, which allows the tokens; the host draws them. Where it is over the
+            generation ends, with "stop".
+        logprobs: alternatives that are noted for each token; None notes nothing.
+        predictions: keeps what an audit needs of each token's distribution.
+        speculation: how tokens are guessed, which changes nothing but the speed.
+        priority: requests with a larger one are served first.
+        timeout: seconds after which it ends, with "cancelled".
+    """
+
+    sampler: Sampler
+    max_tokens: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    cancel: Event = field(default_factory=Event)
+    forcing: Forcing | None = None
+    constraint: Constraint | None = None
+    logprobs: int | None = None
+    predictions: Predictions | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+    priority: int = 0
+    timeout: float | None = None
+
+
 class Generation(Iterator[int]):
     """The token ids of one request, as they are drawn.
 
@@ -68,18 +103,10 @@ class Generation(Iterator[int]):
     Args:
         steps: runs them.
         request: whose text grows with the tokens.
-        sampler: draws the tokens; it accepts those of the prompt first.
+        options: what is asked of it.
         arrays: where logits are.
         draw: draws tokens there; None if the host must.
         n_ctx: tokens of context.
-        max_tokens: most tokens to draw; None goes on to the end of the context.
-        stop_ids: tokens that end the generation.
-        cancel: looked at before every piece of the prompt and before every token.
-        forcing: may put tokens in place of drawn ones; they count like any other.
-        constraint: allows the tokens; the host draws them. Where it is over the generation ends,
-            with "stop".
-        logprobs: alternatives that are noted for each token; None notes nothing.
-        predictions: keeps what an audit needs of each token's distribution.
         speculator: guesses tokens, which are evaluated together; whoever runs the steps asks it.
             The text stays the same.
 
@@ -97,18 +124,11 @@ class Generation(Iterator[int]):
         self,
         steps: Steps,
         request: Request,
-        sampler: Sampler,
+        options: GenerationOptions,
         arrays: Arrays,
-        draw: Draw | None,
         *,
+        draw: Draw | None,
         n_ctx: int,
-        max_tokens: int | None,
-        stop_ids: frozenset[int],
-        cancel: Event,
-        forcing: Forcing | None,
-        constraint: Constraint | None,
-        logprobs: int | None,
-        predictions: Predictions | None,
         speculator: Speculator | None,
     ) -> None:
         self.request = request
@@ -117,20 +137,20 @@ class Generation(Iterator[int]):
         self.finish_reason: FinishReason | None = None
         self.context_full = False
         self._steps = steps
-        self._sampler = sampler
+        self._sampler = options.sampler
         self._arrays = arrays
         self._draw = draw
-        self.cancelled = cancel
-        self._stop_ids = stop_ids
-        self._forcing = forcing
-        self._constraint = constraint
-        self._n_logprobs = logprobs
-        self.predictions = predictions
+        self.cancelled = options.cancel
+        self._stop_ids = options.stop_ids
+        self._forcing = options.forcing
+        self._constraint = options.constraint
+        self._n_logprobs = options.logprobs
+        self.predictions = options.predictions
         self._ranked = list[RankedToken]()
         self._n_taken = 0
         self._among: tuple[Ints, Floats] | None = None
         self.ranks_after_samplers = False
-        room = n_ctx - request.n_prompt
+        room, max_tokens = n_ctx - request.n_prompt, options.max_tokens
         self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
         self._fills_context = max_tokens is None or room < max_tokens
         self._ready = request.ready

@@ -19,6 +19,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layer_cache import LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.bounds import check_pieces
@@ -264,7 +265,7 @@ def test_ids_are_those_of_the_embedding(token: int, tmp_path: Path) -> None:
         engine.evaluate,
         engine.logits,
         lambda ids: list(engine.logit_batches(ids)),
-        lambda ids: list(engine.generate(ids, sampler=sampler)),
+        lambda ids: list(engine.generate(ids, GenerationOptions(sampler=sampler))),
     ]
     for call in calls:
         with pytest.raises(LocalKVError, match=f"token id {token} is not in the vocabulary"):

@@ -17,6 +17,7 @@ from localkv.bench.source import file_source
 from localkv.bench.subject import load
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -112,7 +113,9 @@ def test_caches_have_room_for_all(tiny_model: Path, is_shared: bool) -> None:
     greedy = SamplingParams(temperature=0.0)
     for _ in range(2):
         generations = [
-            batch.generate([i] * 250, sampler=Sampler(greedy, n_vocab=n_vocab), max_tokens=9)
+            batch.generate(
+                [i] * 250, GenerationOptions(sampler=Sampler(greedy, n_vocab=n_vocab), max_tokens=9)
+            )
             for i in range(4)
         ]
         assert [len(list(one)) for one in generations] == [9] * 4

@@ -15,6 +15,7 @@ from localkv.cache.layer_types import in_words
 from localkv.cache.layout import cache_bytes, group_layouts, pairs_of, typed_groups
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.slot.cache_room import allocated_cache
 from localkv.engine.states.state_identity import cache_identity
 from localkv.errors import UsageError
@@ -48,7 +49,7 @@ def config(**changes: object) -> CacheConfig:
 
 def drawn(engine: Engine, n: int) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
-    return list(engine.generate(IDS[:80], sampler=sampler, max_tokens=n))
+    return list(engine.generate(IDS[:80], GenerationOptions(sampler=sampler, max_tokens=n)))
 
 
 def test_each_layer_has_its_types_on_every_backend(path: Path, model: Transformer) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.requests import batch_engine as batch_module
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.requests.recorded_batches import RecordedBatches
@@ -102,7 +103,7 @@ def test_texts_are_those_without_guesses(
     prompts = [prompt(seed, n) for seed, n in enumerate((240, 3, 60, 100))]
     alone = Engine(model, replace(config, n_sequences=1), n_batch=64)
     texts = [
-        list(alone.generate(ids, sampler=sampler(seed), max_tokens=90))
+        list(alone.generate(ids, GenerationOptions(sampler=sampler(seed), max_tokens=90)))
         for seed, ids in enumerate(prompts)
     ]
     engine = Engine(model, config, n_batch=64)
@@ -111,7 +112,10 @@ def test_texts_are_those_without_guesses(
     generations = []
     for seed, ids in enumerate(prompts):
         generations.append(
-            batch.generate(ids, sampler=sampler(seed), max_tokens=90, speculation=SPECULATION)
+            batch.generate(
+                ids,
+                GenerationOptions(sampler=sampler(seed), max_tokens=90, speculation=SPECULATION),
+            )
         )
         if seed == 2:
             [next(generations[0]) for _ in range(20)]
@@ -125,9 +129,11 @@ def test_texts_are_those_without_guesses(
     assert batch.stats.n_steps < 250
     check_pages(engine.cache)
     again = [*prompts[1], *texts[1][:50], 5]  # from rows that drafts were taken back of
-    follow = list(alone.generate(again, sampler=sampler(9), max_tokens=8))
+    follow = list(alone.generate(again, GenerationOptions(sampler=sampler(9), max_tokens=8)))
     guess(monkeypatch, [None])
-    assert list(batch.generate(again, sampler=sampler(9), max_tokens=8)) == follow
+    assert (
+        list(batch.generate(again, GenerationOptions(sampler=sampler(9), max_tokens=8))) == follow
+    )
     engine.reset()
     assert all(len(pool.free) == pool.n_pages for pool in engine.cache.pools)
 
@@ -136,7 +142,9 @@ def test_ends_among_guesses(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     """A stop token, the end of the context and a cancelled one, each in the middle of drafts."""
     model, config = load("llama"), replace(CACHE, n_ctx=60)
     ids = prompt(1, 40)
-    text = list(Engine(model, config, n_batch=16).generate(ids, sampler=sampler(1)))
+    text = list(
+        Engine(model, config, n_batch=16).generate(ids, GenerationOptions(sampler=sampler(1)))
+    )
     assert len(text) == 20
     engine = Engine(model, config, n_batch=16)
     batch = BatchEngine(engine)
@@ -144,10 +152,12 @@ def test_ends_among_guesses(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     several = [
         batch.generate(
             ids,
-            sampler=sampler(1),
-            speculation=SPECULATION,
-            logprobs=1,
-            stop_ids=frozenset(text[9:10] if i == 1 else ()),
+            GenerationOptions(
+                sampler=sampler(1),
+                speculation=SPECULATION,
+                logprobs=1,
+                stop_ids=frozenset(text[9:10] if i == 1 else ()),
+            ),
         )
         for i in range(3)
     ]
@@ -171,14 +181,16 @@ def test_texts_that_repeat_themselves_draft_themselves(load: Load) -> None:
     batch = BatchEngine(Engine(model, config), step_ms=1000)
     prompts = [prompt(seed, 20) for seed in range(3)]
     generations = [
-        batch.generate(ids, sampler=sampler(0, 0.0), max_tokens=150, speculation=SPECULATION)
+        batch.generate(
+            ids, GenerationOptions(sampler=sampler(0, 0.0), max_tokens=150, speculation=SPECULATION)
+        )
         for ids in prompts
     ]
     for generation in generations:  # a step of the model is too short for its price to be known
         assert generation.speculator is not None
         generation.speculator.pace.worth = lambda *_, **__: 7  # type: ignore[method-assign]
     for ids, generation in zip(prompts, generations, strict=True):
-        text = list(alone.generate(ids, sampler=sampler(0, 0.0), max_tokens=150))
+        text = list(alone.generate(ids, GenerationOptions(sampler=sampler(0, 0.0), max_tokens=150)))
         assert list(generation) == text
 
 
@@ -214,12 +226,17 @@ def test_recorded_steps_are_left_for_guesses_alone(
         for layer in engine.cache.layers:
             for plane in (*layer.segments[0].k, *layer.segments[0].v):
                 plane.fill_(0)
-    texts = [list(alone.generate(ids, sampler=sampler(2, 0.0), max_tokens=16)) for ids in prompts]
+    texts = [
+        list(alone.generate(ids, GenerationOptions(sampler=sampler(2, 0.0), max_tokens=16)))
+        for ids in prompts
+    ]
     batch = BatchEngine(several)
     recorded = batch._model_steps.recorded = RecordedBatches(model, batch.engine.cache)
     guess(monkeypatch, [Guesser(texts[0], 0.2), None])
     generations = [
-        batch.generate(ids, sampler=sampler(2, 0.0), max_tokens=16, speculation=SPECULATION)
+        batch.generate(
+            ids, GenerationOptions(sampler=sampler(2, 0.0), max_tokens=16, speculation=SPECULATION)
+        )
         for ids in prompts
     ]
     assert [list(one) for one in generations] == texts

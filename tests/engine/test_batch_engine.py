@@ -14,9 +14,9 @@ import pytest
 
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
+from localkv.engine import engine as engine_module
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Generation
-from localkv.engine.requests import batch_engine
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.requests.scheduler import AHEAD
 from localkv.engine.slot.token_text import Text
@@ -57,7 +57,7 @@ def prompts(n: int, most: int, seed: int = 0) -> list[list[int]]:
 
 def alone(model: Transformer, cache: CacheConfig, ids: list[int], seed: int, n: int) -> list[int]:
     engine = Engine(model, replace(cache, n_sequences=1), n_batch=64)
-    return list(engine.generate(ids, sampler=sampler(model, seed), max_tokens=n))
+    return list(engine.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=n)))
 
 
 def together(batch: BatchEngine, generations: list[Generation]) -> list[list[int]]:
@@ -90,7 +90,9 @@ def test_tokens_are_those_of_each_alone(load: Load, name: str, cache: str) -> No
     texts = prompts(8, 400)
     generations = list[Generation]()
     for seed, ids in enumerate(texts):
-        generations.append(batch.generate(ids, sampler=sampler(model, seed), max_tokens=12))
+        generations.append(
+            batch.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=12))
+        )
         for _ in range(seed):
             batch.step()
     tokens = together(batch, generations)
@@ -113,7 +115,7 @@ def test_who_gives_pages_back_goes_on_with_the_same_bits(load: Load) -> None:
     batch = BatchEngine(engine)
     texts = prompts(3, 220, seed=3)
     generations = [
-        batch.generate(ids, sampler=sampler(model, seed), max_tokens=300)
+        batch.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=300))
         for seed, ids in enumerate(texts)
     ]
     tokens = together(batch, generations)
@@ -129,7 +131,9 @@ def test_it_ends_when_it_is_cancelled_or_late(load: Load) -> None:
     cancel = Event()
     arguments = [{"cancel": cancel}, {"timeout": 5.0}, {}, {"max_tokens": 0}]
     generations = [
-        batch.generate([1, 2, 3], sampler=sampler(model, 1), **{"max_tokens": 20, **more})
+        batch.generate(
+            [1, 2, 3], GenerationOptions(sampler=sampler(model, 1), **{"max_tokens": 20, **more})
+        )
         for more in arguments
     ]
     assert [next(generation, None) is None for generation in generations] == [False] * 3 + [True]
@@ -150,12 +154,18 @@ def test_whose_pages_are_spare_within_two_steps(load: Load, state: str, way: str
     n_pages = 4
     config = replace(CACHE, n_sequences=2, n_tokens=n_pages * 256)
     batch = BatchEngine(Engine(model, config, n_batch=64), n_parallel=2)
-    talking = batch.generate([1, 2, 3], sampler=sampler(model, 1), max_tokens=200)
+    talking = batch.generate(
+        [1, 2, 3], GenerationOptions(sampler=sampler(model, 1), max_tokens=200)
+    )
     others = [talking]
     if state == "queued":
-        others.append(batch.generate([4, 5], sampler=sampler(model, 3), max_tokens=200))
+        others.append(
+            batch.generate([4, 5], GenerationOptions(sampler=sampler(model, 3), max_tokens=200))
+        )
     ids = [i % 90 for i in range(400)]
-    one = batch.generate(ids, sampler=sampler(model, 2), max_tokens=300, cancel=cancel)
+    one = batch.generate(
+        ids, GenerationOptions(sampler=sampler(model, 2), max_tokens=300, cancel=cancel)
+    )
 
     def step() -> None:
         batch.step()
@@ -183,7 +193,9 @@ def test_whose_pages_are_spare_within_two_steps(load: Load, state: str, way: str
     )
     assert one.finish_reason == "cancelled" or next(one, None) is None
     if state != "queued":
-        follow = batch.generate([7] * 500, sampler=sampler(model, 4), max_tokens=3)
+        follow = batch.generate(
+            [7] * 500, GenerationOptions(sampler=sampler(model, 4), max_tokens=3)
+        )
         assert len(list(follow)) == 3
     check_pages(batch.engine.cache)
 
@@ -200,8 +212,8 @@ def test_what_goes_wrong_while_one_is_drawn_ends_it_alone(load: Load, error: Exc
     failing = Failing(SamplingParams(), n_vocab=N_IDS)
     ids = [5, 6, 7]
     both = [
-        batch.generate(ids, sampler=failing, max_tokens=5),
-        batch.generate(ids, sampler=sampler(model, 1), max_tokens=5),
+        batch.generate(ids, GenerationOptions(sampler=failing, max_tokens=5)),
+        batch.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=5)),
     ]
     with pytest.raises(type(error), match="NaN"):
         next(both[0])
@@ -215,7 +227,10 @@ def test_an_exception_leaves_no_wrong_rows(load: Load) -> None:
     engine = Engine(model, replace(CACHE, n_sequences=2), n_batch=64)
     batch = BatchEngine(engine)
     texts = [list(range(10, 80)), list(range(20, 40))]
-    generations = [batch.generate(ids, sampler=sampler(model, 1), max_tokens=8) for ids in texts]
+    generations = [
+        batch.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=8))
+        for ids in texts
+    ]
     for _ in range(4):
         batch.step()
     draw = generations[1].draw
@@ -237,9 +252,9 @@ def test_the_engine_itself_serves_in_between(load: Load) -> None:
     engine = Engine(model, replace(CACHE, n_sequences=2), n_batch=64)
     batch = BatchEngine(engine)
     ids = list(range(90))
-    first = batch.generate(ids, sampler=sampler(model, 1), max_tokens=6)
+    first = batch.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=6))
     head = [next(first) for _ in range(3)]
-    generation = engine.generate(ids, sampler=sampler(model, 1), max_tokens=6)
+    generation = engine.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=6))
     got = list(generation)
     assert generation.stats.n_reused == 0  # rows of a text that runs are its own
     logits = engine.logits(ids[:20])
@@ -252,14 +267,14 @@ def test_what_never_fits_is_refused(load: Load) -> None:
     engine = Engine(model, replace(CACHE, n_sequences=2, n_tokens=512), n_batch=64)
     batch = BatchEngine(engine)
     with pytest.raises(ContextOverflowError, match="600 tokens, but the cache holds 512"):
-        batch.generate([1] * 600, sampler=sampler(model, 1))
-    generation = batch.generate([1] * 500, sampler=sampler(model, 1))
+        batch.generate([1] * 600, GenerationOptions(sampler=sampler(model, 1)))
+    generation = batch.generate([1] * 500, GenerationOptions(sampler=sampler(model, 1)))
     assert len(list(generation)) == 12
     assert generation.context_full
     few = BatchEngine(engine, most_waiting=1)
-    few.generate([1], sampler=sampler(model, 1))
+    few.generate([1], GenerationOptions(sampler=sampler(model, 1)))
     with pytest.raises(QueueFullError, match="1 request in the queue"):
-        few.generate([2], sampler=sampler(model, 1))
+        few.generate([2], GenerationOptions(sampler=sampler(model, 1)))
     with pytest.raises(LocalKVError, match="3 requests at a time do not fit a cache of 2"):
         BatchEngine(engine, n_parallel=3)
 
@@ -270,10 +285,12 @@ def test_who_pauses_keeps_nobody_waiting(load: Load) -> None:
     config = replace(CACHE, n_sequences=2, n_tokens=4 * 256)
     batch = BatchEngine(Engine(model, config, n_batch=64))
     texts = prompts(3, 200, seed=4)
-    paused = batch.generate(texts[0], sampler=sampler(model, 0), max_tokens=400)
+    paused = batch.generate(texts[0], GenerationOptions(sampler=sampler(model, 0), max_tokens=400))
     head = [next(paused)]
     for seed in (1, 2):
-        generation = batch.generate(texts[seed], sampler=sampler(model, seed), max_tokens=500)
+        generation = batch.generate(
+            texts[seed], GenerationOptions(sampler=sampler(model, seed), max_tokens=500)
+        )
         assert list(generation) == alone(model, config, texts[seed], seed, 500)
         assert paused.n_ready == AHEAD
     assert head + list(paused) == alone(model, config, texts[0], 0, 400)
@@ -285,7 +302,8 @@ def test_pages_are_told(load: Load) -> None:
     batch = BatchEngine(engine, step_ms=1e6)
     ids = list(range(90)) * 6
     generations = [
-        batch.generate([*ids, i], sampler=sampler(model, 1), max_tokens=3) for i in range(3)
+        batch.generate([*ids, i], GenerationOptions(sampler=sampler(model, 1), max_tokens=3))
+        for i in range(3)
     ]
     for _ in range(3):
         batch.step()
@@ -303,7 +321,8 @@ def test_threads_share_steps(load: Load) -> None:
     batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=4), n_batch=64))
     texts = [[1, 2, 3, i] for i in range(4)]
     generations = [
-        batch.generate(ids, sampler=sampler(model, i), max_tokens=60) for i, ids in enumerate(texts)
+        batch.generate(ids, GenerationOptions(sampler=sampler(model, i), max_tokens=60))
+        for i, ids in enumerate(texts)
     ]
     with ThreadPoolExecutor(4) as pool:
         tokens = list(pool.map(list, generations))
@@ -322,10 +341,12 @@ def test_threads_may_ask_at_any_time(load: Load, monkeypatch: pytest.MonkeyPatch
         return Text(*values)
 
     def ask(i: int) -> Generation:
-        return batch.generate([1, 2, 3, i], sampler=sampler(model, i), max_tokens=5)
+        return batch.generate(
+            [1, 2, 3, i], GenerationOptions(sampler=sampler(model, i), max_tokens=5)
+        )
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
-        patch.setattr(batch_engine, "Text", slow)
+        patch.setattr(engine_module, "Text", slow)
         generations = list(pool.map(ask, range(4)))
     assert {one.request.number for one in generations} == {0, 1, 2, 3}
 
@@ -351,7 +372,9 @@ def test_as_many_as_are_planned_run_at_the_same_time(load: Load) -> None:
     counted = cache_bytes(layouts, n_ctx=512, n_batch=256, n_sequences=3)
     assert (engine.cache.n_bytes("k"), engine.cache.n_bytes("v")) == counted
     batch = BatchEngine(engine)
-    generations = [batch.generate([i] * 500, sampler=sampler(model, i)) for i in range(3)]
+    generations = [
+        batch.generate([i] * 500, GenerationOptions(sampler=sampler(model, i))) for i in range(3)
+    ]
     tokens = together(batch, generations)
     assert [len(drawn) for drawn in tokens] == [12] * 3
     assert batch.stats.n_preempted == 0
@@ -378,14 +401,14 @@ def test_small_batches(load: Load, name: str, cache: str, n_batch: int) -> None:
     texts = prompts(3, 90, seed=5)
     batch = BatchEngine(engine)
     asked = [
-        batch.generate(ids, sampler=sampler(model, seed), max_tokens=24)
+        batch.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=24))
         for seed, ids in enumerate(texts)
     ]
     tokens = together(batch, asked)
     assert tokens == [alone(model, config, ids, seed, 24) for seed, ids in enumerate(texts)]
     lone = Engine(model, replace(config, n_sequences=1), n_batch=n_batch)
     streams = [
-        lone.generate(ids, sampler=sampler(model, seed), max_tokens=24)
+        lone.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=24))
         for seed, ids in enumerate(texts)
     ]
     in_turns = [next(stream) for _ in range(24) for stream in streams]

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.slot.token_text import Text
 from localkv.engine.speculation.config import Speculation
@@ -80,7 +80,9 @@ def drafting(
 
 
 def generated(engine: Engine, prompt: list[int], n: int, **params: object) -> Generation:
-    return engine.generate(prompt, sampler=sampler(**params), max_tokens=n, speculation=SPECULATION)
+    return engine.generate(
+        prompt, GenerationOptions(sampler=sampler(**params), max_tokens=n, speculation=SPECULATION)
+    )
 
 
 PAIRS = [("q8_0", "q4_0"), ("f16", "f16"), ("q2_1c", "q2_1"), ("nuq3", "nuq4")]
@@ -101,9 +103,13 @@ def test_the_text_is_the_one_without_a_draft(
     own = CacheConfig(*PAIRS[0], n_ctx=300)
     for params in (GREEDY, SAMPLED):
         plain = Engine(models[0], cache)
-        text = list(plain.generate(PROMPT, sampler=sampler(**params), max_tokens=n))
+        text = list(
+            plain.generate(PROMPT, GenerationOptions(sampler=sampler(**params), max_tokens=n))
+        )
         again = [*PROMPT, *text[: n // 2], 5]
-        follow = list(plain.generate(again, sampler=sampler(**params), max_tokens=8))
+        follow = list(
+            plain.generate(again, GenerationOptions(sampler=sampler(**params), max_tokens=8))
+        )
         shares = []
         for draft in models[1:]:
             engine = drafting(models[0], draft, cache, own)
@@ -226,13 +232,19 @@ def test_beside_others_nothing_is_drafted(models: list[Transformer]) -> None:
     cache = CacheConfig(*PAIRS[0], n_ctx=300, n_sequences=2)
     prompts, lengths = [PROMPT, PROMPT[3:33]], [60, 12]
     texts = [
-        list(Engine(models[0], cache).generate(ids, sampler=sampler(), max_tokens=n))
+        list(
+            Engine(models[0], cache).generate(
+                ids, GenerationOptions(sampler=sampler(), max_tokens=n)
+            )
+        )
         for ids, n in zip(prompts, lengths, strict=True)
     ]
     engine = drafting(models[0], models[1], cache)
     batch = BatchEngine(engine)
     both = [
-        batch.generate(ids, sampler=sampler(), max_tokens=n, speculation=SPECULATION)
+        batch.generate(
+            ids, GenerationOptions(sampler=sampler(), max_tokens=n, speculation=SPECULATION)
+        )
         for ids, n in zip(prompts, lengths, strict=True)
     ]
     assert list(both[1]) == texts[1]
@@ -308,7 +320,11 @@ def test_where_drafts_cost_too_much_it_rests(models: list[Transformer]) -> None:
     assert engine.draft is not None
     pace, allowed = engine.draft.pace, [False]
     pace.may_draft = lambda *_: allowed[0]
-    text = list(Engine(models[0], CacheConfig(n_ctx=300)).generate(PROMPT, sampler=sampler()))
+    text = list(
+        Engine(models[0], CacheConfig(n_ctx=300)).generate(
+            PROMPT, GenerationOptions(sampler=sampler())
+        )
+    )
     speculator = ModelSpeculator(SPECULATION, engine.draft)
     speculator.begin(PROMPT)
     pace.prices.one = 1.0
@@ -353,7 +369,7 @@ def test_only_models_with_the_same_tokens_draft() -> None:
 def test_what_makes_no_sense_is_refused(models: list[Transformer]) -> None:
     engine = Engine(models[0], CacheConfig(n_ctx=64))
     with pytest.raises(UsageError, match="needs a model that drafts"):
-        engine.generate(PROMPT, sampler=sampler(), speculation=SPECULATION)
+        engine.generate(PROMPT, GenerationOptions(sampler=sampler(), speculation=SPECULATION))
     with pytest.raises(UsageError, match="draft_p_min"):
         Speculation("draft", draft_p_min=1.5)
     model = open_gguf(MODELS / "tales-4M-Q8_0.gguf")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from localkv.cache.pages import NO_SLOT
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -32,7 +33,7 @@ Load = Callable[[str], Transformer]
 def answer(engine: Engine, ids: list[int], n: int = 4) -> tuple[list[int], int]:
     """Tokens drawn after a prompt, and how many of the prompt's were reused."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
-    generation = engine.generate(ids, sampler=sampler, max_tokens=n)
+    generation = engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
     return list(generation), generation.stats.n_reused
 
 
@@ -136,7 +137,7 @@ def test_generations_in_turn_evaluate_nothing_twice(load: Load) -> None:
     prompts = [RANDOM[0][:30], RANDOM[0][:20] + RANDOM[1][:20]]
     samplers = [Sampler(SamplingParams(temperature=0.0), n_vocab=N_IDS) for _ in prompts]
     both = [
-        engine.generate(ids, sampler=sampler, max_tokens=6)
+        engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=6))
         for ids, sampler in zip(prompts, samplers, strict=True)
     ]
     drawn = [[next(generation) for generation in both] for _ in range(6)]

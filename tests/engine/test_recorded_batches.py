@@ -10,6 +10,7 @@ import torch
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.requests.recorded_batches import RecordedBatches
 from localkv.kernels.reference.backend import reference_backend
@@ -100,10 +101,13 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
         return Sampler(SamplingParams(seed=seed, temperature=0.8), n_vocab=96)
 
     generations = [
-        batch.generate(ids, sampler=sampler(i), max_tokens=6) for i, ids in enumerate(texts)
+        batch.generate(ids, GenerationOptions(sampler=sampler(i), max_tokens=6))
+        for i, ids in enumerate(texts)
     ]
     tokens = [list(one) for one in generations]
     alone = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600), n_batch=64)
     for i, ids in enumerate(texts):
-        assert tokens[i] == list(alone.generate(ids, sampler=sampler(i), max_tokens=6))
+        assert tokens[i] == list(
+            alone.generate(ids, GenerationOptions(sampler=sampler(i), max_tokens=6))
+        )
     assert len(batch._model_steps.recorded._recorded) >= 1

@@ -24,6 +24,7 @@ from localkv.cache.recurrent_state import (
 )
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.slot.decode_loop import DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.cpu.arrays import NumpyArrays
@@ -53,7 +54,7 @@ def greedy() -> Sampler:
 
 
 def answer(engine: Engine, prompt: list[int], n: int) -> list[int]:
-    return list(engine.generate(prompt, sampler=greedy(), max_tokens=n))
+    return list(engine.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=n)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,14 +75,16 @@ def test_any_sequence_of_edits_gives_what_a_fresh_cache_gives(
             case "cut":
                 prompt = prompt[: chance.randrange(1, len(prompt) + 1)]
             case "cancel":
-                tokens = used.generate(prompt, sampler=greedy(), cancel=(cancel := Event()))
+                tokens = used.generate(
+                    prompt, GenerationOptions(sampler=greedy(), cancel=(cancel := Event()))
+                )
                 next(tokens)
                 cancel.set()
                 assert list(tokens) == []
             case "truncate":
                 assert used.truncate(chance.randrange(1, 60)) == len(used.cached_ids)
         prompt = prompt[:200]
-        generation = used.generate(prompt, sampler=greedy(), max_tokens=4)
+        generation = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=4))
         got = list(generation)
         reused += generation.stats.n_reused
         assert got == answer(engine(model), prompt, 4)
@@ -93,11 +96,13 @@ def test_the_same_prompt_goes_on_near_its_end(model: Transformer) -> None:
     used = engine(model, checkpoint_min_step=1000)
     prompt = [i % N_VOCAB for i in range(100)]
     first = answer(used, prompt, 6)
-    again = used.generate(prompt, sampler=greedy(), max_tokens=6)
+    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
     assert list(again) == first
     assert again.stats.n_reused == len(prompt) - NEAR_END
     assert again.stats.n_lost == NEAR_END - 1
-    longer = used.generate([*prompt, *first, 1, 2], sampler=greedy(), max_tokens=2)
+    longer = used.generate(
+        [*prompt, *first, 1, 2], GenerationOptions(sampler=greedy(), max_tokens=2)
+    )
     assert list(longer) == answer(engine(model), [*prompt, *first, 1, 2], 2)
     assert longer.stats.n_reused >= len(prompt) - NEAR_END
 
@@ -106,7 +111,7 @@ def test_without_checkpoints_a_prompt_is_read_again(model: Transformer) -> None:
     used = engine(model, ctx_checkpoints=0)
     prompt = [i % N_VOCAB for i in range(100)]
     first = answer(used, prompt, 6)
-    again = used.generate(prompt, sampler=greedy(), max_tokens=6)
+    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
     assert list(again) == first
     assert again.stats.n_reused == 0
     assert not used.sequence.kept
@@ -142,7 +147,7 @@ def test_an_exception_leaves_a_clean_cache(
     with pytest.raises(KeyboardInterrupt):
         answer(used, [*prompt[:40], 5, *prompt], 3)
     monkeypatch.undo()
-    again = used.generate(prompt, sampler=greedy(), max_tokens=3)
+    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=3))
     assert list(again) == first
     assert again.stats.n_reused == 0
 
@@ -161,7 +166,10 @@ def test_two_texts_in_turn(model: Transformer) -> None:
     """Each goes on where it was, though states are the other's in between."""
     used = engine(model)
     prompts = [[(i * k) % N_VOCAB for i in range(80)] for k in (3, 5)]
-    both = [used.generate(prompt, sampler=greedy(), max_tokens=6) for prompt in prompts]
+    both = [
+        used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
+        for prompt in prompts
+    ]
     got: list[list[int]] = [[], []]
     for _ in range(6):
         for tokens, found in zip(both, got, strict=True):

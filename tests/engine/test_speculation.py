@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from localkv.config import CacheConfig
 from localkv.engine import engine as engine_module
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
@@ -78,20 +78,32 @@ def check(
     """Texts with guesses are those without, sampled and greedy, and so are the next ones."""
     for params in ({"temperature": 0.0}, SAMPLED):
         plain = make()
-        text = list(plain.generate(prompt, sampler=sampler(**params), max_tokens=n))
+        text = list(
+            plain.generate(prompt, GenerationOptions(sampler=sampler(**params), max_tokens=n))
+        )
         again = [*prompt, *text[: n // 2], 5]
-        follow = list(plain.generate(again, sampler=sampler(**params), max_tokens=8))
+        follow = list(
+            plain.generate(again, GenerationOptions(sampler=sampler(**params), max_tokens=8))
+        )
         for errors in (0.0, 0.3):
             engine = make()
             guess(monkeypatch, Guesser(text, errors))
             generation = engine.generate(
-                prompt, sampler=sampler(**params), max_tokens=n, speculation=SPECULATION
+                prompt,
+                GenerationOptions(sampler=sampler(**params), max_tokens=n, speculation=SPECULATION),
             )
             assert list(generation) == text, (params, errors)
             assert generation.stats.n_verified > n / 16
             assert (generation.stats.n_accepted < generation.stats.n_drafted) == (errors > 0)
             assert len(engine.cached_ids) == engine.sequence.length
-            assert list(engine.generate(again, sampler=sampler(**params), max_tokens=8)) == follow
+            assert (
+                list(
+                    engine.generate(
+                        again, GenerationOptions(sampler=sampler(**params), max_tokens=8)
+                    )
+                )
+                == follow
+            )
     return generation
 
 
@@ -146,10 +158,11 @@ def test_the_end_of_the_context_and_of_a_batch(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = lambda: Engine(model, CacheConfig(n_ctx=60), n_batch=5)  # noqa: E731
-    text = list(make().generate(PROMPT, sampler=sampler(temperature=0.0)))
+    text = list(make().generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0))))
     guess(monkeypatch, Guesser(text, 0.1))
     generation = make().generate(
-        PROMPT, sampler=sampler(temperature=0.0), speculation=SPECULATION, logprobs=2
+        PROMPT,
+        GenerationOptions(sampler=sampler(temperature=0.0), speculation=SPECULATION, logprobs=2),
     )
     assert list(generation) == text
     assert generation.context_full
@@ -158,7 +171,8 @@ def test_the_end_of_the_context_and_of_a_batch(
     n = text.index(text[9])
     guess(monkeypatch, Guesser(text, 0.0))
     generation = make().generate(
-        PROMPT, sampler=sampler(temperature=0.0), speculation=SPECULATION, stop_ids=stop
+        PROMPT,
+        GenerationOptions(sampler=sampler(temperature=0.0), speculation=SPECULATION, stop_ids=stop),
     )
     assert list(generation) == text[:n]
     assert generation.finish_reason == "stop"
@@ -169,7 +183,7 @@ def test_texts_in_turn(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> N
     engine = Engine(model, CacheConfig(n_ctx=300))
     prompts = [PROMPT, [7, *PROMPT[:20]]]
     texts = [
-        list(engine.generate(prompt, sampler=sampler(**SAMPLED), max_tokens=30))
+        list(engine.generate(prompt, GenerationOptions(sampler=sampler(**SAMPLED), max_tokens=30)))
         for prompt in prompts
     ]
     running = []
@@ -177,7 +191,10 @@ def test_texts_in_turn(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> N
         guess(monkeypatch, Guesser(text, 0.2))
         running.append(
             engine.generate(
-                prompt, sampler=sampler(**SAMPLED), max_tokens=30, speculation=SPECULATION
+                prompt,
+                GenerationOptions(
+                    sampler=sampler(**SAMPLED), max_tokens=30, speculation=SPECULATION
+                ),
             )
         )
     found: list[list[int]] = [[], []]
@@ -193,27 +210,44 @@ def test_cancelling_between_verified_tokens(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, cancel = Engine(model, CacheConfig(n_ctx=300)), Event()
-    text = list(engine.generate(PROMPT, sampler=sampler(temperature=0.0), max_tokens=30))
+    text = list(
+        engine.generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=30))
+    )
     guess(monkeypatch, Guesser(text, 0.0))
     generation = engine.generate(
-        PROMPT, sampler=sampler(temperature=0.0), cancel=cancel, speculation=SPECULATION
+        PROMPT,
+        GenerationOptions(sampler=sampler(temperature=0.0), cancel=cancel, speculation=SPECULATION),
     )
     first = [next(generation) for _ in range(5)]
     cancel.set()
     assert first + list(generation) == text[:5]
     assert generation.finish_reason == "cancelled"
-    assert list(engine.generate(PROMPT, sampler=sampler(temperature=0.0), max_tokens=30)) == text
+    assert (
+        list(
+            engine.generate(
+                PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=30)
+            )
+        )
+        == text
+    )
 
 
 def test_the_text_drafts_itself(model: Transformer) -> None:
     """Greedy texts of random models go round in circles, which n-grams find."""
     engine = Engine(model, CacheConfig(n_ctx=300))
-    text = list(engine.generate(PROMPT, sampler=sampler(temperature=0.0), max_tokens=150))
+    text = list(
+        engine.generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=150))
+    )
     generation = engine.generate(
-        PROMPT, sampler=sampler(temperature=0.0), max_tokens=150, speculation=SPECULATION
+        PROMPT,
+        GenerationOptions(
+            sampler=sampler(temperature=0.0), max_tokens=150, speculation=SPECULATION
+        ),
     )
     assert list(generation) == text
-    none = engine.generate(PROMPT, sampler=sampler(), max_tokens=3, speculation=Speculation("none"))
+    none = engine.generate(
+        PROMPT, GenerationOptions(sampler=sampler(), max_tokens=3, speculation=Speculation("none"))
+    )
     assert len(list(none)) == 3
     assert none.stats.n_drafted == 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from localkv.config import CacheConfig
 from localkv.engine.api.loaded_model import LoadedModel
@@ -16,7 +16,7 @@ from localkv.engine.api.options import ChatOptions, StreamOptions
 from localkv.engine.api.prompts import Prompt, Prompts, are_many, listed
 from localkv.engine.engine import Engine
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.text.new_stream import new_stream
+from localkv.engine.text.new_stream import Answer, TextOptions, new_stream
 from localkv.engine.text.reasoning_budget import ReasoningBudget
 from localkv.engine.text.stream import Completion, TextStream
 from localkv.errors import UsageError
@@ -29,10 +29,11 @@ from localkv.sampling.params import SamplingOptions, SamplingParams
 
 if TYPE_CHECKING:
     from localkv.engine.audit.audit import Audit
+    from localkv.engine.audit.predictions import Predictions
     from localkv.engine.requests.batch_engine import BatchEngine
     from localkv.engine.text.async_stream import AsyncTextStream
+    from localkv.structured.constraint import Constraint
     from localkv.structured.grammar import Grammar, Schema
-    from localkv.structured.scope import Scope
 
 
 _MAKING = Lock()
@@ -97,22 +98,21 @@ class TextModel(LoadedModel):
             ContextOverflowError: the prompt is longer than the context.
             LocalKVError: by the stream: the model yields NaN; or see the class.
         """
-        return self._stream(
-            self.batch if self.engine.cache.n_sequences > 1 else self.engine,
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            parse_special=parse_special,
-            logprobs=logprobs,
-            audit=audit,
-            schema=schema,
-            grammar=grammar,
-            spec=spec,
-            cancel=cancel,
-            params=params,
-            **sampling,
-        )
+        options = {
+            "max_tokens": max_tokens,
+            "stop": stop,
+            "ignore_eos": ignore_eos,
+            "parse_special": parse_special,
+            "logprobs": logprobs,
+            "audit": audit,
+            "schema": schema,
+            "grammar": grammar,
+            "spec": spec,
+            "cancel": cancel,
+            "params": params,
+        }
+        engine = self.batch if self.engine.cache.n_sequences > 1 else self.engine
+        return self._stream(engine, prompt, {**options, **sampling})
 
     def batch_stream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
         """As `stream`, for one who runs the steps of `batch`, whatever `n_parallel` is.
@@ -123,7 +123,7 @@ class TextModel(LoadedModel):
         Raises:
             LocalKVError: as `stream`.
         """
-        return self._stream(self.batch, prompt, **options)
+        return self._stream(self.batch, prompt, options)
 
     def astream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> AsyncTextStream:
         """As `stream`, for `async for`; the event loop goes on while a piece is made.
@@ -144,71 +144,80 @@ class TextModel(LoadedModel):
         return AsyncTextStream(self.stream(prompt, **options), cancel)
 
     def _stream(
-        self,
-        engine: Engine | BatchEngine,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        parse_special: bool = False,
-        logprobs: int | None = None,
-        audit: bool | Literal["exact"] = False,
-        schema: Schema | None = None,
-        grammar: Grammar | str | None = None,
-        spec: str | None = None,
-        cancel: Event | None = None,
-        params: SamplingParams | None = None,
-        **sampling: Unpack[SamplingOptions],
+        self, engine: Engine | BatchEngine, prompt: Prompt, given: Mapping[str, object]
     ) -> TextStream:
-        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
-        check_options(sampling, STREAM_OPTIONS, others)
-        check_types(TextModel.stream, locals())
-        if audit not in (True, False, "exact"):
-            raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
-        predictions = None
-        if audit:
-            from localkv.engine.audit.predictions import Predictions
-            from localkv.engine.audit.second_reading import check_kept
+        options = self._text_options(prompt, given)
+        predictions = self._predictions(options.audit)
+        constraint, answer, grammar = None, None, None
+        if options.schema is not None or options.grammar is not None:
+            from localkv.structured.grammar import grammar_of
 
-            check_kept(self.cache, audit is True)
-            if audit is True:
-                predictions = Predictions()
-        kept_to, scope = self._kept_to(prompt, schema, grammar)
-        ids = self._ids(prompt, parse_special)
-        opening, kept, budget = "", frozenset[int](), None
+            grammar = grammar_of(options.schema, options.grammar)
+        if grammar is not None:
+            constraint = partial(self._constraint, grammar, prompt)
+        ids = self._ids(prompt, options.parse_special)
         if isinstance(prompt, ChatPrompt):
-            opening, kept = prompt.opening, self._kept_ids
             budget = ReasoningBudget(
                 prompt.reasoning_budget,
                 prompt,
                 self.tokenizer,
-                calls=kept_to is not None and kept_to.is_all,
-                must_follow=kept_to is not None and not kept_to.after,
+                calls=grammar is not None and grammar.is_all,
+                must_follow=grammar is not None and not grammar.after,
             )
+            answer = Answer(prompt.opening, self._kept_ids, budget)
         stream = new_stream(
             engine,
             self.tokenizer,
             ids,
-            replace(params or SamplingParams(), **sampling),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            cancel=cancel,
-            opening=opening,
-            kept=kept,
-            in_channels=isinstance(prompt, ChatPrompt),
-            budget=budget,
-            grammar=kept_to,
-            grammar_tokens=None if kept_to is None else self.grammar_tokens,
-            scope=scope,
-            logprobs=logprobs,
+            options,
+            answer=answer,
+            constraint=constraint,
             predictions=predictions,
-            speculation=self._speculation(spec),
+            speculation=self._speculation(options.spec),
         )
-        if audit:
+        if options.audit:
             stream.audited = partial(self.audit, stream)
         return stream
+
+    def _text_options(self, prompt: Prompt, given: Mapping[str, object]) -> TextOptions:
+        """The options of `stream`, checked."""
+        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(given, STREAM_OPTIONS, others)
+        check_types(TextModel.stream, {"prompt": prompt, **given})
+        of_stream, sampling = dict[str, Any](), dict[str, Any]()
+        for name, value in given.items():
+            (sampling if name in SamplingOptions.__annotations__ else of_stream)[name] = value
+        params = of_stream.pop("params", None) or SamplingParams()
+        return TextOptions(params=replace(params, **sampling), **of_stream)
+
+    def _predictions(self, audit: bool | Literal["exact"]) -> Predictions | None:
+        """What keeps what an audit needs of each token, if it needs more than the text."""
+        if audit not in (True, False, "exact"):
+            raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
+        if not audit:
+            return None
+        from localkv.engine.audit.predictions import Predictions
+        from localkv.engine.audit.second_reading import check_kept
+
+        check_kept(self.cache, audit is True)
+        return Predictions() if audit is True else None
+
+    def _constraint(self, grammar: Grammar, prompt: Prompt, params: SamplingParams) -> Constraint:
+        """What a text keeps to whose tokens are drawn so."""
+        from localkv.engine.text.answer_scope import answer_scope
+        from localkv.structured.constraint import Constraint
+        from localkv.structured.scope import EVERYWHERE
+
+        scope = EVERYWHERE
+        if isinstance(prompt, ChatPrompt):
+            scope = answer_scope(grammar, prompt, self.tokenizer)
+        return Constraint(
+            self.grammar_tokens,
+            grammar,
+            n_logits=self.engine.model.config.n_vocab,
+            scope=scope,
+            banned=[token for token, bias in params.logit_bias.items() if bias == float("-inf")],
+        )
 
     def audit(
         self, stream: TextStream, *, n_batch: int | None = None, cancel: Event | None = None
@@ -264,20 +273,6 @@ class TextModel(LoadedModel):
             places=stream.places(),
             token_text=self._token_text,
         )
-
-    def _kept_to(
-        self, prompt: Prompt, schema: Schema | None, grammar: Grammar | str | None
-    ) -> tuple[Grammar | None, Scope | None]:
-        """The grammar that a text keeps to, and where, if not everywhere."""
-        if schema is None and grammar is None:
-            return None, None
-        from localkv.engine.text.answer_scope import answer_scope
-        from localkv.structured.grammar import grammar_of
-
-        kept_to = grammar_of(schema, grammar)
-        if kept_to is None or not isinstance(prompt, ChatPrompt):
-            return kept_to, None
-        return kept_to, answer_scope(kept_to, prompt, self.tokenizer)
 
     def _speculation(self, spec: str | None) -> Speculation:
         return self.speculation if spec is None else replace(self.speculation, drafter=spec)
@@ -338,7 +333,7 @@ class TextModel(LoadedModel):
         streams = list[TextStream]()
         try:
             for prompt in every:
-                streams.append(self._stream(self.batch, prompt, **options))
+                streams.append(self._stream(self.batch, prompt, options))
             return completions(self.batch, streams)
         except BaseException:
             for stream in streams:

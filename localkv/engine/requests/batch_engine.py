@@ -10,28 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from threading import Event
-from typing import TYPE_CHECKING
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Forcing, Generation
-from localkv.engine.logprobs import check_logprobs
+from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.requests.model_steps import ModelSteps
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Scheduler, SchedulerConfig
 from localkv.engine.requests.step_runner import BatchStats, StepRunner
-from localkv.engine.slot.token_text import Text
-from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
-from localkv.sampling.sampler import Sampler
-
-if TYPE_CHECKING:
-    from localkv.structured.constraint import Constraint
 
 STEP_MS_CPU = 100.0
 STEP_MS_GPU = 30.0
@@ -130,68 +119,22 @@ class BatchEngine:
         """Tokens that a request can have."""
         return self.engine.n_ctx
 
-    def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        sampler: Sampler,
-        max_tokens: int | None = None,
-        stop_ids: frozenset[int] = frozenset(),
-        cancel: Event | None = None,
-        forcing: Forcing | None = None,
-        constraint: Constraint | None = None,
-        logprobs: int | None = None,
-        predictions: Predictions | None = None,
-        speculation: Speculation | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-    ) -> Generation:
-        """Continue a prompt, beside others. The arguments are those of `Engine.generate`, and
-
-        Args:
-            priority: requests with a larger one are served first.
-            timeout: seconds after which it ends, with "cancelled".
+    def generate(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Generation:
+        """Continue a prompt, beside others.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context, or than all pages.
             QueueFullError: `most_waiting` requests wait already.
+            UsageError: the vocabulary has fewer tokens than `logprobs`.
         """
         if self.most_waiting is not None and len(self.scheduler.waiting) >= self.most_waiting:
             raise QueueFullError(
                 f"{counted(self.most_waiting, 'request')} in the queue already",
                 hint="ask again later, or let more wait",
             )
-        check_logprobs(logprobs, self.model.config.n_vocab)
-        self.engine.check_prompt(prompt_ids)
-        now = self.clock()
         n_prompt, room = len(prompt_ids), min(self.n_ctx, self._most_tokens())
-        request = Request(
-            next(self._numbers),
-            Text(list(prompt_ids), n_prompt),
-            now,
-            room if max_tokens is None else min(room, n_prompt + max_tokens),
-            priority=priority,
-            deadline=None if timeout is None else now + timeout,
-        )
-        speculator = new_speculator(
-            speculation or Speculation(), self.engine.prices, self.engine.draft, reads_late=True
-        )
-        on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
-        generation = Generation(
-            self,
-            request,
-            sampler,
-            self.model.backend.arrays,
-            None if on_host else self.model.draw(sampler.params),
-            n_ctx=room,
-            max_tokens=max_tokens,
-            stop_ids=stop_ids,
-            cancel=cancel or Event(),
-            forcing=forcing,
-            constraint=constraint,
-            logprobs=logprobs,
-            predictions=predictions,
-            speculator=speculator,
+        generation = self.engine.new_generation(
+            self, prompt_ids, options, n_ctx=room, number=next(self._numbers), reads_late=True
         )
         if n_prompt > room:
             raise ContextOverflowError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text.reasoning_budget import ReasoningBudget
 from localkv.engine.text.stream import TextStream, TokenDecoder
@@ -20,49 +21,68 @@ from localkv.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from localkv.engine.requests.batch_engine import BatchEngine
-    from localkv.structured.grammar import Grammar
-    from localkv.structured.grammar_tokens import GrammarTokens
-    from localkv.structured.scope import Scope
+    from localkv.structured.constraint import Constraint
+    from localkv.structured.grammar import Grammar, Schema
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What is asked of a text. `LLM.stream` describes the attributes, but for `params`: these are
+    all that tokens are drawn by."""
+
+    max_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    parse_special: bool = False
+    logprobs: int | None = None
+    audit: bool | Literal["exact"] = False
+    schema: Schema | None = None
+    grammar: Grammar | str | None = None
+    spec: str | None = None
+    cancel: Event | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is particular to the answer of a conversation.
+
+    Attributes:
+        opening: text at the end of the prompt that the stream's begins with.
+        kept: control tokens that are part of the text.
+        budget: of the reasoning, which it counts.
+    """
+
+    opening: str
+    kept: Container[int]
+    budget: ReasoningBudget
 
 
 def new_stream(
     engine: Engine | BatchEngine,
     tokenizer: Tokenizer,
     ids: Sequence[int],
-    params: SamplingParams,
+    options: TextOptions,
     *,
-    max_tokens: int | None,
-    stop: str | Sequence[str],
-    ignore_eos: bool,
-    cancel: Event | None,
-    opening: str = "",
-    kept: Container[int] = (),
-    in_channels: bool = False,
-    budget: ReasoningBudget | None = None,
-    grammar: Grammar | None = None,
-    grammar_tokens: GrammarTokens | None = None,
-    scope: Scope | None = None,
-    logprobs: int | None = None,
+    answer: Answer | None = None,
+    constraint: Callable[[SamplingParams], Constraint] | None = None,
     predictions: Predictions | None = None,
-    speculation: Speculation | None = None,
+    speculation: Speculation,
 ) -> TextStream:
-    """A stream that continues `ids`. `LLM.stream` describes the arguments.
+    """A stream that continues `ids`.
 
     Args:
         engine: a scheduler of one request, or of many.
-        opening: text at the end of the prompt that the stream's begins with.
-        kept: control tokens that are part of the text.
-        in_channels: an answer of several messages becomes one text, if the model writes such.
-        budget: of an answer's reasoning, which it counts.
-        grammar: what the text keeps to, where `scope` says, or everywhere; it needs
-            `grammar_tokens`.
+        answer: of a conversation; one of several messages becomes one text.
+        constraint: makes what the text keeps to, given how tokens are drawn.
         predictions: keeps what an audit needs.
         speculation: how tokens are guessed.
 
     Raises:
         ContextOverflowError: the prompt is longer than the context.
     """
-    never = tokenizer.suppressed_ids | (tokenizer.eog_ids if ignore_eos else frozenset())
+    params = options.params
+    never = tokenizer.suppressed_ids | (tokenizer.eog_ids if options.ignore_eos else frozenset())
     if never:
         bias = {**params.logit_bias, **dict.fromkeys(never, float("-inf"))}
         params = replace(params, logit_bias=bias)
@@ -75,44 +95,35 @@ def new_stream(
         ),
         tokenize=tokenizer.encode_within,
     )
-    constraint = None
-    if grammar is not None and grammar_tokens is not None:
-        from localkv.structured.constraint import Constraint
-        from localkv.structured.scope import EVERYWHERE
-
-        banned = [token for token, bias in params.logit_bias.items() if bias == float("-inf")]
-        constraint = Constraint(
-            grammar_tokens,
-            grammar,
-            n_logits=engine.model.config.n_vocab,
-            scope=scope or EVERYWHERE,
-            banned=banned,
-        )
+    budget = None if answer is None else answer.budget
     generation = engine.generate(
         ids,
-        sampler=sampler,
-        max_tokens=max_tokens,
-        stop_ids=tokenizer.eog_ids,
-        cancel=cancel,
-        forcing=budget,
-        constraint=constraint,
-        logprobs=logprobs,
-        predictions=predictions,
-        speculation=speculation,
+        GenerationOptions(
+            sampler,
+            max_tokens=options.max_tokens,
+            stop_ids=tokenizer.eog_ids,
+            cancel=options.cancel or Event(),
+            forcing=budget,
+            constraint=None if constraint is None else constraint(params),
+            logprobs=options.logprobs,
+            predictions=predictions,
+            speculation=speculation,
+        ),
     )
-    stops = (stop,) if isinstance(stop, str) else stop
-    markers = channel_markers(tokenizer) if in_channels else None
-
-    decoder: TokenDecoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+    stops = (options.stop,) if isinstance(options.stop, str) else options.stop
+    decoder: TokenDecoder = tokenizer.stream_decoder(
+        after=ids, skip_special=True, kept=() if answer is None else answer.kept
+    )
+    markers = None if answer is None else channel_markers(tokenizer)
     if markers:
         decoder = ChannelDecoder(decoder, markers, ids)
-    token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
+    has_logprobs = options.logprobs is not None
     return TextStream(
         generation,
         decoder,
         stops,
         sampler.seed,
-        opening=opening,
+        opening="" if answer is None else answer.opening,
         n_reasoned=lambda: 0 if budget is None else budget.n_written,
-        token_bytes=token_bytes,
+        token_bytes=partial(tokenizer.token_bytes, special=True) if has_logprobs else None,
     )

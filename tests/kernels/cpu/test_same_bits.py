@@ -21,6 +21,7 @@ from localkv.cache.layout import SegmentSpec, tail_segments
 from localkv.cache.tail import Tail
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
@@ -243,7 +244,7 @@ def test_a_prompt_and_what_follows_in_one_batch(
 def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
     """The logits that a generation draws its tokens by."""
     sampler = CountingSampler(engine.model.config.n_vocab)
-    list(engine.generate(prompt, sampler=sampler, max_tokens=n))
+    list(engine.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=n)))
     return [logits.tobytes() for logits in sampler.seen]
 
 
@@ -271,7 +272,11 @@ def test_answers_may_be_kept_as_they_were_written(tiny: Transformer) -> None:
     cache = CacheConfig("q8_0", "q4_0", n_ctx=512)
     for exact, n_reused in ((True, 40), (False, 47)):
         engine = Engine(tiny, cache, exact=exact)
-        first = list(engine.generate([7] * 40, sampler=CountingSampler(512), max_tokens=8))
-        again = engine.generate([7] * 40 + first, sampler=CountingSampler(512), max_tokens=1)
+        first = list(
+            engine.generate([7] * 40, GenerationOptions(sampler=CountingSampler(512), max_tokens=8))
+        )
+        again = engine.generate(
+            [7] * 40 + first, GenerationOptions(sampler=CountingSampler(512), max_tokens=1)
+        )
         list(again)
         assert again.stats.n_reused == n_reused

@@ -19,6 +19,7 @@ from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
@@ -166,9 +167,9 @@ def test_generation(shape: str, weights: str, type_k: str, type_v: str) -> None:
     prompt = [(i * 31 + 7) % 512 for i in range(250)]
     for temperature in (0.0, 0.9):
         sampler = Sampler(SamplingParams(seed=1, temperature=temperature), n_vocab=512)
-        ids = list(ours.generate(prompt, sampler=sampler, max_tokens=20))
+        ids = list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20)))
         assert len(ids) == 20
-        assert list(ours.generate(prompt, sampler=sampler, max_tokens=20)) == ids
+        assert list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))) == ids
         want = plain.logits(prompt + ids)
         got = ours.logits(prompt + ids)
         assert float((got - want).norm() / want.norm()) < 2e-2
@@ -198,9 +199,9 @@ def test_generation_within_a_budget() -> None:
     ours.warm_up()
     prompt = [(i * 31 + 7) % 512 for i in range(250)]
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=512)
-    ids = list(ours.generate(prompt, sampler=sampler, max_tokens=20))
+    ids = list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20)))
     assert len(ids) == 20
     assert ours.cache.requantised.n_pages > 0
-    assert list(ours.generate(prompt, sampler=sampler, max_tokens=20)) == ids
+    assert list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))) == ids
     want, got = plain.logits(prompt + ids), ours.logits(prompt + ids)
     assert float((got - want).norm() / want.norm()) < 5e-2
