@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 
 from localkv import LLM
-from localkv.engine.slot.token_text import Text
+from localkv.engine.prefix import Text
 from localkv.engine.speculation.draft_model import DraftModel, Guess
 from localkv.kernels.guessing import Guessing
 

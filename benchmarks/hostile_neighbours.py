@@ -41,7 +41,7 @@ from typing import Any
 from serve_client import Client, Stream
 from soak import START_SECONDS, Server
 
-from localkv.engine.requests.batch_engine import STEP_MS_CPU
+from localkv.engine.batch_engine import STEP_MS_CPU
 from localkv.system.processor import processor_name
 
 OPTIONS = ("-np", "8", "-c", "1024", "--queue", "64")

@@ -91,9 +91,9 @@ class LocalKV(Session):
         self.n_threads = threads()
 
     def begin(self, n: int, depth: int, n_more: int) -> None:
+        from localkv.engine.batch_engine import BatchEngine
         from localkv.engine.engine import Engine
         from localkv.engine.generation import GenerationOptions
-        from localkv.engine.requests.batch_engine import BatchEngine
         from localkv.sampling.params import SamplingParams
         from localkv.sampling.sampler import Sampler
 

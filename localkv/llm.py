@@ -4,28 +4,56 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Never
+import warnings
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, Unpack, cast, overload
+
+import numpy as np
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
+from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
-from localkv.engine.api.embedding_model import EmbeddingModel
-from localkv.engine.api.loaded_engine import loaded_engine
-from localkv.engine.api.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
+from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
+from localkv.engine.engine import Engine
+from localkv.engine.generation import GenerationOptions
+from localkv.engine.predictions import Predictions
+from localkv.engine.reasoning import ReasoningBudget
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
 from localkv.engine.speculation.draft_model import DraftModel
-from localkv.engine.states.state_model import StateModel
-from localkv.errors import UsageError, counted, printable
+from localkv.engine.state_identity import UNROTATED
+from localkv.engine.stream import Completion, TextStream, TokenDecoder
+from localkv.engine.tokenized_model import (
+    ChatOptions,
+    Prompt,
+    Prompts,
+    StreamOptions,
+    Text,
+    Texts,
+    TokenizedModel,
+    are_many,
+    listed,
+)
+from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
+from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
+from localkv.loader.answer_tags import ChannelDecoder, channel_markers
+from localkv.loader.chat_messages import checked_tools
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.smoothing import changed_tensors
-from localkv.loader.weights import checked_spec
+from localkv.loader.tokenizer import Tokenizer
+from localkv.loader.weights import checked_spec, load_model, lock_weights
 from localkv.memory.budgeted import Budgeted
 from localkv.memory.cache_tokens import cache_in_bytes, cache_that_fits
 from localkv.memory.context import beyond_training, chosen_context
@@ -35,11 +63,861 @@ from localkv.memory.free_memory import free_memory
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords, unknown_name
 from localkv.option_types import check_types
+from localkv.sampling.params import SamplingOptions, SamplingParams
+from localkv.sampling.sampler import Sampler
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.placement import place_caller, place_process
 from localkv.system.threads import default_threads, use_threads
+
+if TYPE_CHECKING:
+    from localkv.engine.async_stream import AsyncTextStream
+    from localkv.engine.audit import Audit
+    from localkv.engine.batch_engine import BatchEngine
+    from localkv.loader.gguf_file import GGUFFile
+    from localkv.loader.smoothing import Smoothing
+    from localkv.structured.constraint import Constraint
+    from localkv.structured.grammar import Grammar, Schema
+
+
+Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+"""[tokens, n_vocab]"""
+
+_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
+"""Attributes of a model that end with `close`."""
+
+
+class LoadedModel(TokenizedModel):
+    """What all that an `LLM` does begins with.
+
+    Attributes:
+        engine: token ids in, token ids out.
+        config: the model's sizes.
+        cache: the cache's types and context length.
+        backend: where the weights are.
+        draft: a smaller model that guesses for this one; it is closed with it.
+    """
+
+    engine: Engine
+    config: ModelSpec
+    cache: CacheConfig
+    backend: Backend
+    draft: LoadedModel | None = None
+    _kernels: dict[str, str]
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
+        check_types(LoadedModel.logits, locals())
+        logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
+        return logits
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The implementation of each operation, in a few words, as it is by now: of a model on a
+        CPU some weights are laid out while the first tokens are evaluated."""
+        with suppress(ModelClosedError, AttributeError):  # a closed one's stay
+            pairs = pairs_of(self.cache, self.config.groups)
+            self._kernels = in_words(self.engine.model.uses(pairs))
+        return self._kernels
+
+    def close(self) -> None:
+        """Free the weights, their mapping and the cache, once calls of other threads have ended.
+
+        Whoever calls it again, or a stream of it, gets a `LocalKVError`; what `__init__` found out
+        (`config`, `memory`, `warnings`) stays. To close it twice does nothing.
+        """
+        if self.draft is not None:
+            self.draft.close()
+        if "engine" in self.__dict__:
+            with suppress(ModelClosedError):  # another thread was faster
+                self.engine.close()
+        for name in _HELD:
+            self.__dict__.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _HELD:
+                raise ModelClosedError
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _many_ids(
+        self, prompts: Iterable[Prompt], parse_special: bool, what: str
+    ) -> list[list[int]]:
+        """The tokens of several prompts, all of which can be evaluated."""
+        many = [self._ids(one, parse_special) for one in prompts]
+        for number, ids in enumerate(many, 1):
+            self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
+        return many
+
+
+class EmbeddingModel(LoadedModel):
+    """Texts in, embeddings out."""
+
+    @overload
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Literal["mean", "last"] | None = None,
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> Vectors: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Literal["none"],
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> list[Vectors]: ...
+
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> Vectors | list[Vectors]:
+        """Embeddings: hidden states of the tokens after the last norm, pooled.
+
+        They go through the cache, so its types matter. What it held is forgotten.
+
+        Args:
+            texts: one text or a list of them, each a string or token ids.
+            pooling: "mean" of the tokens, the "last" one, or "none", which keeps every token's.
+                None takes the one that the model was trained for, or "mean".
+            normalize: make each vector's Euclidean norm 1.
+            parse_special: control tokens written in the texts count as such.
+
+        Returns:
+            float32 [texts, n_embd]; with "none" a list with [tokens, n_embd] for each text.
+
+        Raises:
+            ContextOverflowError: a text is longer than the context; none was evaluated.
+            UsageError: there is no such pooling.
+        """
+        check_types(EmbeddingModel.embed, {**locals(), "texts": ""})  # those by `_ids`
+        if pooling is None:
+            key = f"{self.config.architecture}.pooling_type"
+            pooling = pooling_of_file(self.gguf.metadata.integer(key, None))
+        check_pooling(pooling)
+        if are_many(texts):
+            many = self._many_ids(texts, parse_special, "text")
+        elif texts == []:
+            many = []
+        else:
+            many = [self._ids(cast("Text", texts), parse_special)]
+        vectors = [self.engine.embedding(ids, pooling) for ids in many]
+        if normalize:
+            vectors = [normalised(vector) for vector in vectors]
+        if pooling == "none":
+            return cast("list[Vectors]", vectors)
+        return np.array(vectors, np.float32).reshape(len(many), self.config.n_embd)
+
+
+class StateModel(LoadedModel):
+    """Texts in the cache to files, and back."""
+
+    _smoothing: Smoothing | None
+    _k_before_rope: bool
+
+    def save_state(self, path: str | os.PathLike[str], ids: Sequence[int] | None = None) -> int:
+        """Write the text that was evaluated last, prompt and answer, with its rows of K and V.
+
+        The file takes its name once all of it is on the disk. It serves this model with the same
+        types of K and V, on any device and in any context that has room (docs/states.md).
+
+        Args:
+            ids: write the text that begins most like these tokens instead, of those that are kept.
+
+        Returns:
+            the tokens of the text.
+
+        Raises:
+            UsageError: nothing was evaluated, or the file can't be written.
+        """
+        from localkv.engine.saved_state import save_state
+
+        check_types(StateModel.save_state, locals())
+
+        return save_state(self.engine.slot, path, self._identity, ids)
+
+    def load_state(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        convert: bool = False,
+        on_note: Callable[[str], None] = lambda line: None,
+    ) -> list[int]:
+        """Take a text that `save_state` wrote into the cache: prompts that begin like it go on
+        from there, with the bits that they would have without the file.
+
+        All of the file is checked before the cache changes.
+
+        Args:
+            convert: pack K and V again if the state has them in other types; then what follows is
+                not what it would be without the file.
+            on_note: called with a line that says what this changed.
+
+        Returns:
+            the text's token ids, which `complete` and `stream` take as a prompt.
+
+        Raises:
+            UsageError: the file can't be read, is damaged, or is of another model, of other types
+                of K and V, or for a larger context.
+        """
+        from localkv.engine.saved_state import load_state
+
+        check_types(StateModel.load_state, locals())
+
+        return load_state(
+            self.engine.slot,
+            path,
+            self._identity,
+            convert=self.cache if convert else None,
+            on_note=on_note,
+        )
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        from localkv.engine.state_identity import choices_json
+
+        model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
+        if self._k_before_rope:
+            model["rope"] = UNROTATED
+        return {**model, "choices": choices_json(self.cache)}
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What is asked of a text. `LLM.stream` describes the attributes, but for `params`: these are
+    all that tokens are drawn by."""
+
+    max_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    parse_special: bool = False
+    logprobs: int | None = None
+    audit: bool | Literal["exact"] = False
+    schema: Schema | None = None
+    grammar: Grammar | str | None = None
+    spec: str | None = None
+    cancel: Event | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is particular to the answer of a conversation.
+
+    Attributes:
+        opening: text at the end of the prompt that the stream's begins with.
+        kept: control tokens that are part of the text.
+        budget: of the reasoning, which it counts.
+    """
+
+    opening: str
+    kept: Container[int]
+    budget: ReasoningBudget
+
+
+def new_stream(
+    engine: Engine | BatchEngine,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    options: TextOptions,
+    *,
+    answer: Answer | None = None,
+    constraint: Callable[[SamplingParams], Constraint] | None = None,
+    predictions: Predictions | None = None,
+    speculation: Speculation,
+) -> TextStream:
+    """A stream that continues `ids`.
+
+    Args:
+        engine: a scheduler of one request, or of many.
+        answer: of a conversation; one of several messages becomes one text.
+        constraint: makes what the text keeps to, given how tokens are drawn.
+        predictions: keeps what an audit needs.
+        speculation: how tokens are guessed.
+
+    Raises:
+        ContextOverflowError: the prompt is longer than the context.
+    """
+    params = options.params
+    never = tokenizer.suppressed_ids | (tokenizer.eog_ids if options.ignore_eos else frozenset())
+    if never:
+        bias = {**params.logit_bias, **dict.fromkeys(never, float("-inf"))}
+        params = replace(params, logit_bias=bias)
+    sampler = Sampler(
+        params,
+        n_vocab=engine.model.config.n_vocab,
+        n_ctx=engine.n_ctx,
+        token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
+            errors="replace"
+        ),
+        tokenize=tokenizer.encode_within,
+    )
+    budget = None if answer is None else answer.budget
+    generation = engine.generate(
+        ids,
+        GenerationOptions(
+            sampler,
+            max_tokens=options.max_tokens,
+            stop_ids=tokenizer.eog_ids,
+            cancel=options.cancel or Event(),
+            forcing=budget,
+            constraint=None if constraint is None else constraint(params),
+            logprobs=options.logprobs,
+            predictions=predictions,
+            speculation=speculation,
+        ),
+    )
+    stops = (options.stop,) if isinstance(options.stop, str) else options.stop
+    decoder: TokenDecoder = tokenizer.stream_decoder(
+        after=ids, skip_special=True, kept=() if answer is None else answer.kept
+    )
+    markers = None if answer is None else channel_markers(tokenizer)
+    if markers:
+        decoder = ChannelDecoder(decoder, markers, ids)
+    has_logprobs = options.logprobs is not None
+    return TextStream(
+        generation,
+        decoder,
+        stops,
+        sampler.seed,
+        opening="" if answer is None else answer.opening,
+        n_reasoned=lambda: 0 if budget is None else budget.n_written,
+        token_bytes=partial(tokenizer.token_bytes, special=True) if has_logprobs else None,
+    )
+
+
+def completions(batch: BatchEngine, streams: Sequence[TextStream]) -> list[Completion]:
+    """Run steps until all streams have ended, and read each as its tokens come: so one that ends
+    with a stop string makes room for others at once.
+
+    Raises:
+        LocalKVError: the model yields NaN.
+    """
+    reading = list(streams)
+    while reading:
+        reading = [stream for stream in reading if _goes_on(stream)]
+        if reading:
+            batch.step()
+    return [stream.completion for stream in streams]
+
+
+def _goes_on(stream: TextStream) -> bool:
+    """Read what is there of a stream; whether more is to come."""
+    generation = stream.generation
+    while generation.n_ready or generation.has_ended:
+        if next(stream, None) is None:
+            return False
+    return True
+
+
+_MAKING = Lock()
+"""Held while something is made that is first wanted now."""
+
+
+class TextModel(LoadedModel):
+    """Texts in, texts out: what an `LLM` does above all.
+
+    Attributes:
+        check_further_cache: refuses another cache for which there is no room now that the model is
+            loaded; raises DoesNotFitError, which names settings that would fit.
+    """
+
+    check_further_cache: Callable[[CacheConfig], None]
+    speculation: Speculation = Speculation()
+    _step_ms: float | None = None
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        parse_special: bool = False,
+        logprobs: int | None = None,
+        audit: bool | Literal["exact"] = False,
+        schema: Schema | None = None,
+        grammar: Grammar | str | None = None,
+        spec: str | None = None,
+        cancel: Event | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> TextStream:
+        """Continue a prompt, piece by piece.
+
+        Args:
+            prompt: text, token ids that are taken as they are, or a conversation (`chat_prompt`).
+            max_tokens: most tokens to generate; None goes on to the end of the context.
+            stop: strings that end the text; they are not part of it.
+            ignore_eos: never draw an end-of-generation token.
+            parse_special: control tokens written in the prompt count as such.
+            logprobs: note how probable each token was, and so many of the most probable ones at
+                its place (0 for none), before samplers. Tokens are then drawn on the host, where a
+                seed may give others than on a GPU.
+            audit: find out what the packed cache changed, once the text is complete: the `audit` of
+                its `completion`. "exact" knows the whole distributions, and takes twice as long.
+                Tokens are drawn on the host, as with `logprobs`, unless it is "exact".
+            schema: the text is JSON that this JSON schema describes; a mapping, or JSON text. With
+                "length" as its finish reason it broke off.
+            grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
+                or a `Grammar`. In an answer either of the two holds after its reasoning.
+            spec: how tokens are guessed for this text, "none", "ngram" or, if a model that drafts
+                is loaded, "draft", and not as the LLM was told to. The text is the same.
+            cancel: set it, from any thread, to end after the next token, or while other threads
+                have their turn.
+            params: how tokens are drawn.
+            sampling: fields of `SamplingParams`, instead of or on top of `params`.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context.
+            LocalKVError: by the stream: the model yields NaN; or see the class.
+        """
+        options = {
+            "max_tokens": max_tokens,
+            "stop": stop,
+            "ignore_eos": ignore_eos,
+            "parse_special": parse_special,
+            "logprobs": logprobs,
+            "audit": audit,
+            "schema": schema,
+            "grammar": grammar,
+            "spec": spec,
+            "cancel": cancel,
+            "params": params,
+        }
+        engine = self.batch if self.engine.cache.n_sequences > 1 else self.engine
+        return self._stream(engine, prompt, {**options, **sampling})
+
+    def batch_stream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
+        """Continue a prompt as `stream` does, for a caller who runs the steps of `batch`,
+        whatever `n_parallel` is.
+
+        Args:
+            prompt, options: as for `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        return self._stream(self.batch, prompt, options)
+
+    def astream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> AsyncTextStream:
+        """Continue a prompt as `stream` does, for `async for`; the event loop goes on meanwhile.
+
+        With `n_parallel` above 1 several of them share the steps of the model. A task that is
+        cancelled ends its generation.
+
+        Args:
+            prompt, options: as for `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        from localkv.engine.async_stream import AsyncTextStream  # imports asyncio
+
+        cancel = options.get("cancel") or Event()
+        options["cancel"] = cancel
+        return AsyncTextStream(self.stream(prompt, **options), cancel)
+
+    def _stream(
+        self, engine: Engine | BatchEngine, prompt: Prompt, given: Mapping[str, object]
+    ) -> TextStream:
+        options = self._text_options(prompt, given)
+        predictions = self._predictions(options.audit)
+        constraint, answer, grammar = None, None, None
+        if options.schema is not None or options.grammar is not None:
+            from localkv.structured.grammar import grammar_of
+
+            grammar = grammar_of(options.schema, options.grammar)
+        if grammar is not None:
+            constraint = partial(self._constraint, grammar, prompt)
+        ids = self._ids(prompt, options.parse_special)
+        if isinstance(prompt, ChatPrompt):
+            budget = ReasoningBudget(
+                prompt.reasoning_budget,
+                prompt,
+                self.tokenizer,
+                calls=grammar is not None and grammar.is_all,
+                must_follow=grammar is not None and not grammar.after,
+            )
+            answer = Answer(prompt.opening, self._kept_ids, budget)
+        stream = new_stream(
+            engine,
+            self.tokenizer,
+            ids,
+            options,
+            answer=answer,
+            constraint=constraint,
+            predictions=predictions,
+            speculation=self._speculation(options.spec),
+        )
+        if options.audit:
+            stream.audited = partial(self.audit, stream)
+        return stream
+
+    def _text_options(self, prompt: Prompt, given: Mapping[str, object]) -> TextOptions:
+        """The options of `stream`, checked."""
+        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(given, STREAM_OPTIONS, others)
+        check_types(TextModel.stream, {"prompt": prompt, **given})
+        of_stream, sampling = dict[str, Any](), dict[str, Any]()
+        for name, value in given.items():
+            (sampling if name in SamplingOptions.__annotations__ else of_stream)[name] = value
+        params = of_stream.pop("params", None) or SamplingParams()
+        return TextOptions(params=replace(params, **sampling), **of_stream)
+
+    def _predictions(self, audit: bool | Literal["exact"]) -> Predictions | None:
+        """What keeps what an audit needs of each token, if it needs more than the text."""
+        if audit not in (True, False, "exact"):
+            raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
+        if not audit:
+            return None
+        from localkv.engine.audit import check_kept
+
+        check_kept(self.cache, audit is True)
+        return Predictions() if audit is True else None
+
+    def _constraint(self, grammar: Grammar, prompt: Prompt, params: SamplingParams) -> Constraint:
+        """What a text keeps to whose tokens are drawn so."""
+        from localkv.engine.reasoning import answer_scope
+        from localkv.structured.constraint import Constraint
+        from localkv.structured.scope import EVERYWHERE
+
+        scope = EVERYWHERE
+        if isinstance(prompt, ChatPrompt):
+            scope = answer_scope(grammar, prompt, self.tokenizer)
+        return Constraint(
+            self.grammar_tokens,
+            grammar,
+            n_logits=self.engine.model.config.n_vocab,
+            scope=scope,
+            banned=[token for token, bias in params.logit_bias.items() if bias == float("-inf")],
+        )
+
+    def audit(
+        self, stream: TextStream, *, n_batch: int | None = None, cancel: Event | None = None
+    ) -> Audit | None:
+        """What the packed cache changed in a text that was generated.
+
+        The text is evaluated once more, teacher-forced, through an f16 cache of its own; without
+        memory for one of the whole text, in windows. If the stream did not keep what it needs
+        (`audit`), the packed cache is evaluated again, too.
+
+        Args:
+            stream: one of this model's; of its text, what was read so far.
+            n_batch: most tokens evaluated at a time; None for as many as in prompts, or some more
+                if the model is very small.
+            cancel: set it, from any thread, to end it after the batch at hand.
+
+        Returns:
+            None if there is no token, or it was cancelled.
+
+        Raises:
+            DoesNotFitError: there is no memory for an f16 cache.
+            UsageError: the cache has a budget, and the stream kept nothing.
+        """
+        from localkv.engine.audit import (
+            CancelledReadingError,
+            SecondReading,
+            audit_of,
+            long_batch,
+        )
+
+        generation, started = stream.generation, time.perf_counter()
+        stats = generation.stats
+        if not stats.n_generated:
+            return None
+        most, n_embd = self.engine.n_batch, self.engine.model.config.n_embd
+        reading = SecondReading(
+            self.engine.model,
+            self.cache,
+            n_batch=min(n_batch, most) if n_batch else long_batch(most, n_embd),
+            check_room=self.check_further_cache,
+            is_cancelled=lambda: cancel is not None and cancel.is_set(),
+        )
+        predictions = generation.predictions
+        try:
+            found = reading.compare(generation.ids, stats.n_prompt, predictions)
+        except CancelledReadingError:
+            return None
+        return audit_of(
+            found,
+            types=self.cache.types_text,
+            is_exact=predictions is None or found.window is not None,
+            seconds=time.perf_counter() - started,
+            places=stream.places(),
+            token_text=self._token_text,
+        )
+
+    def _speculation(self, spec: str | None) -> Speculation:
+        return self.speculation if spec is None else replace(self.speculation, drafter=spec)
+
+    @overload
+    def complete(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> Completion: ...
+
+    @overload
+    def complete(self, prompt: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]: ...
+
+    def complete(
+        self, prompt: Prompt | Prompts, **options: Unpack[StreamOptions]
+    ) -> Completion | list[Completion]:
+        """Continue a prompt to the end, or several, one after the other.
+
+        Args:
+            prompt: as for `stream`; or a list of such, all of which are checked first.
+            options: the other arguments of `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        if not are_many(prompt):
+            return self.stream(cast("Prompt", prompt), **options).completion
+        self._many_ids(prompt, options.get("parse_special", False), "prompt")
+        prompts: list[Prompt] = [*prompt]
+        return [self.stream(one, **options).completion for one in prompts]
+
+    @cached_property
+    def batch(self) -> BatchEngine:
+        """Serves several requests at the same time, as many as `n_parallel`."""
+        from localkv.engine.batch_engine import BatchEngine  # one alone does without
+
+        with _MAKING:  # threads may ask at the same time, and there is one cache
+            made = self.__dict__.get("batch")
+            if made is None:
+                made = self.__dict__["batch"] = BatchEngine(self.engine, step_ms=self._step_ms)
+            return cast("BatchEngine", made)
+
+    def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
+        """Continue several prompts at the same time, `n_parallel` of them.
+
+        On a CPU each gets the text that it would get alone. Prompts that begin alike are evaluated
+        once where they do, and share this part of the cache.
+
+        Args:
+            prompts: all of which are checked first.
+            options: the other arguments of `stream`, for each.
+
+        Raises:
+            UsageError: it is one prompt, and not a list of them.
+            LocalKVError: as `stream`; by any of them, and then none is completed.
+        """
+        every = listed(prompts)
+        self._many_ids(every, options.get("parse_special", False), "prompt")
+        streams = list[TextStream]()
+        try:
+            for prompt in every:
+                streams.append(self._stream(self.batch, prompt, options))
+            return completions(self.batch, streams)
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] = "auto",
+        parallel_tool_calls: bool = True,
+        template_kwargs: Mapping[str, object] | None = None,
+        enable_thinking: bool | None = None,
+        reasoning_budget: int | None = None,
+        reasoning_effort: str | None = None,
+        prefill: str = "",
+        continue_final_message: bool | str = False,
+        add_generation_prompt: bool | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> TextStream:
+        """Answer a conversation, piece by piece.
+
+        Nothing in the arguments becomes a control token: the template alone writes those. An
+        argument that has no effect with this template is warned of (`UserWarning`).
+
+        Reasoning comes first, between the model's tags for it, and the answer after them. For
+        gpt-oss's channels the tags are `<think>` and `</think>`.
+
+        Args:
+            messages: a user's text, or {"role": "system" | "developer" | "user" | "assistant" |
+                "tool", "content": text or a list of {"type": "text", "text": text}}, in order, with
+                `tool_calls` and any other fields that the template reads.
+            template: instead of the file's own; of these, the one for tools (`tool_use`) if there
+                are tools.
+            tools: descriptions of tools, as OpenAI's API and transformers take them. The calls in
+                an answer are the `tool_calls` of its completion, and `content` the rest.
+            tool_choice: "auto" leaves it to the model; "required", or the name of a tool, has the
+                answer be a call, by a grammar; "none" leaves the tools out of the prompt. OpenAI's
+                objects do, too.
+            parallel_tool_calls: a required call may be several.
+            template_kwargs: more variables for the template.
+            enable_thinking: the variable of that name: whether the model reasons before it answers.
+                None leaves it to the template.
+            reasoning_budget: most tokens of reasoning at the start of the answer; then the tag that
+                ends it is put there, and the answer goes on. 0 also sets `enable_thinking` to
+                False where the template reads it; None and -1 set no limit.
+            reasoning_effort: the variable of that name: "minimal", "low", "medium", "high", "xhigh"
+                or "max". "none" switches reasoning off, by whatever switch the template has.
+            prefill: the answer begins with this text, and so does the stream's (as it does with the
+                tag of a reasoning that the template opens).
+            continue_final_message: the last message is the beginning of the answer, as in
+                transformers, or its field of this name is. The stream has what is new.
+            add_generation_prompt: whether to end with the text that opens the model's turn; None
+                does so unless the last message is continued.
+            options: the arguments of `stream` but `parse_special`.
+
+        Raises:
+            UsageError: the file has no chat template and none was given; a message is not one, or
+                has a part that is not text; arguments contradict each other.
+            ChatTemplateError: the template fails on this conversation, or refuses it.
+        """
+        others = {"stream": STREAM_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(options, CHAT_OPTIONS, others)
+        check_types(TextModel.chat, locals())
+        template = template or (self.tool_template if tools else self.chat_template)
+        calls = None
+        if template is not None and (tools or tool_choice != "auto"):
+            from localkv.engine.answer_calls import AnswerCalls
+
+            described = checked_tools(tools) or ()
+            calls = AnswerCalls(template, described, tool_choice, parallel=parallel_tool_calls)
+            tools = None if calls.tools.choice == "none" else tools
+        prompt = self.chat_prompt(
+            messages,
+            template=template,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            enable_thinking=enable_thinking,
+            reasoning_budget=reasoning_budget,
+            reasoning_effort=reasoning_effort,
+            prefill=prefill,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+        )
+        for line in prompt.warnings:
+            warnings.warn(line, stacklevel=2)
+        if calls is None or not calls.tools:
+            return self.stream(prompt, **options)
+        if (grammar := calls.grammar(self.tokenizer, options)) is not None:
+            options["grammar"] = grammar
+            options.pop("schema", None)
+        for line in calls.tools.warnings:
+            warnings.warn(line, stacklevel=2)
+        stream = self.stream(prompt, **options)
+        stream.calls = calls.in_answer(prompt)
+        return stream
+
+
+STREAM_OPTIONS = (*keywords(TextModel.stream), *SamplingOptions.__annotations__)
+"""What `stream` and `complete` take."""
+
+CHAT_OPTIONS = (*keywords(TextModel.chat), *ChatOptions.__annotations__)
+"""What `chat` takes."""
+
+
+FEW_NAMES = 8
+"""Names of tensors that a warning spells out."""
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """What became of a file.
+
+    Attributes:
+        engine: warmed up as far as its backend compiles kernels.
+        unused: names of tensors that the model does not use.
+        warnings: one line each for the user.
+    """
+
+    engine: Engine
+    unused: list[str]
+    warnings: list[str]
+
+
+def loaded_engine(
+    gguf: GGUFFile,
+    config: ModelSpec,
+    backend: Backend,
+    cache: CacheConfig,
+    *,
+    n_batch: int,
+    exact: bool,
+    smoothing: Smoothing | None,
+    speculation: Speculation,
+    mlock: bool,
+    use_mmap: bool,
+    report: OnProgress,
+) -> LoadedEngine:
+    """Load a model's weights and allocate its cache.
+
+    Args:
+        n_batch: most prompt tokens evaluated at a time.
+        exact: as `LLM` has it.
+        smoothing: what the weights are changed by.
+        speculation: how tokens are guessed, which takes kernels of its own.
+        mlock: keep the weights in memory.
+        use_mmap: the file is mapped; weights that lie in it may be laid out while the first tokens
+            are evaluated, unless they are locked.
+        report: told of the progress.
+
+    Raises:
+        LocalKVError: the file can't be read, or something does not fit in memory.
+    """
+    warnings = []
+    matrix_types = [t.format.name for t in gguf.tensors.values() if len(t.shape) > 1]
+    with backend.compiling_ahead(
+        gguf.tensors["token_embd.weight"].format.name,
+        matrix_types,
+        config,
+        cache,
+        lambda done, of: report("kernels", done, of),
+    ) as all_linked:
+        model, unused = load_model(
+            gguf,
+            backend,
+            on_layer=lambda done, of: report("weights", done, of),
+            smoothing=smoothing,
+            late=use_mmap and not mlock,
+        )
+        if mlock and (problem := lock_weights(model.weights, backend)):
+            warnings.append(problem)
+        engine = Engine(
+            model, cache, n_batch=n_batch, exact=exact, check_source=gguf.check_unchanged
+        )
+        if backend.compiles:
+            report("kernels", 0, 0)
+            if speculation.is_on or not all_linked:
+                engine.warm_up()
+            if speculation.is_on:
+                engine.warm_up_drafts(speculation)
+        if backend.late is not None:
+            backend.late.begin()
+    if unused:
+        warnings.append(f"tensors that are not used: {_a_few(unused)}")
+    return LoadedEngine(engine, unused, warnings)
+
+
+def _a_few(names: list[str]) -> str:
+    """The first names, and how many others there are."""
+    if len(names) <= FEW_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:FEW_NAMES])} and {len(names) - FEW_NAMES} others"
 
 
 class LLM(TextModel, EmbeddingModel, StateModel):

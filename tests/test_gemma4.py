@@ -17,7 +17,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, group_layouts
 from localkv.commands.show import model_rows
 from localkv.config import CacheConfig
-from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.recorded import DecodeLoop
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from localkv import LLM, LocalKVError
-from localkv.engine.api.text_model import CHAT_OPTIONS, STREAM_OPTIONS
 from localkv.errors import UsageError
+from localkv.llm import CHAT_OPTIONS, STREAM_OPTIONS
 from localkv.option_names import MEANT, UnknownOptionError, keywords, nearest_name
 
 

@@ -21,9 +21,9 @@ from localkv.bench.source import Source
 from localkv.bench.subject import Subject
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
-from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.sampling.sampler import Sampler
 from localkv.system.threads import Threads, chosen_threads, use_threads
 

@@ -223,7 +223,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Audited:
-    """What the packed cache changed in the last answer (`localkv.engine.audit.audit.Audit`).
+    """What the packed cache changed in the last answer (`localkv.engine.audit.Audit`).
 
     Attributes:
         line: all of it in one line; empty if it was cancelled, or the answer has no tokens.

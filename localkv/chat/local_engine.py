@@ -25,7 +25,7 @@ from localkv.errors import UsageError
 from localkv.system.limits import before_model
 
 if TYPE_CHECKING:
-    from localkv.engine.text.stream import Completion, TextStream
+    from localkv.engine.stream import Completion, TextStream
     from localkv.llm import LLM
     from localkv.loader.chat_prompt import ChatPrompt
     from localkv.loader.chat_template import ChatTemplate

@@ -34,7 +34,7 @@ from localkv.commands.texts import unescape
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from localkv.engine.text.stream import Completion, TextStream
+    from localkv.engine.stream import Completion, TextStream
     from localkv.llm import LLM
 from dataclasses import asdict, replace
 
@@ -59,7 +59,7 @@ from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig
-    from localkv.engine.text.stream import Completion, Usage
+    from localkv.engine.stream import Completion, Usage
     from localkv.llm import LLM
 import os
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ from localkv.errors import printable
 from localkv.system.whole_file import check_place
 
 if TYPE_CHECKING:
-    from localkv.engine.text.stream import Completion
+    from localkv.engine.stream import Completion
     from localkv.llm import LLM
 
 STDIN = "{stdin}"

@@ -5,6 +5,7 @@ Knows nothing of text: stop strings, templates and detokenising are the layer's 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,25 +16,25 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
 from localkv.cache.pages import Sequence as CachedSequence
+from localkv.cache.recurrent_state import CheckpointConfig
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Generation, GenerationOptions, Steps
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.requests.lone_request import LoneRequest
-from localkv.engine.requests.request import Request
-from localkv.engine.slot.cache_room import allocated_cache
-from localkv.engine.slot.cache_slot import CacheSlot
-from localkv.engine.slot.decode_loop import DecodeLoop
-from localkv.engine.slot.token_text import Text
-from localkv.engine.slot.warm_up import compile_kernels, finish_loading
+from localkv.engine.lone_request import LoneRequest
+from localkv.engine.prefix import Text
+from localkv.engine.recorded import DecodeLoop
+from localkv.engine.request import Request
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.draft_model import DraftModel
-from localkv.engine.speculation.new_speculator import new_speculator
+from localkv.engine.speculation.draft_model import DraftModel, new_speculator
 from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.warm_up import warm_up_drafts
-from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.engine.warm_up import compile_kernels, finish_loading, warm_up_drafts
+from localkv.errors import ContextOverflowError, LocalKVError, byte_size
+from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
 
 T = TypeVar("T")
@@ -381,3 +382,59 @@ class Engine:
             n_ctx=n_ctx,
             speculator=speculator,
         )
+
+
+def allocated_cache(
+    model: Transformer,
+    cache: CacheConfig,
+    n_batch: int,
+    make_cache: Callable[..., KVCache] = KVCache,
+) -> KVCache:
+    """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
+
+    Args:
+        n_batch: most tokens of a batch.
+        make_cache: takes the arguments of `KVCache`.
+
+    Raises:
+        LocalKVError: it does not fit the memory; names its size and the context that would fit.
+    """
+    layouts = group_layouts(cache, model.config.groups)
+
+    def bytes_of(n_ctx: int) -> int:
+        k, v = cache_bytes(
+            layouts,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_sequences=cache.n_sequences,
+            n_tokens=cache.n_tokens,
+        )
+        return k + v
+
+    def what_fits(room: Room) -> str:
+        pages = range(1, pages_for(cache.n_ctx) + 1)
+        fit = PAGE_TOKENS * bisect_right(pages, room.free, key=lambda n: bytes_of(n * PAGE_TOKENS))
+        if fit == 0:
+            return "the weights leave no room: use a smaller model, or --device cpu"
+        return f"{fit} tokens (-c) would fit, or more in smaller types of K and V (-ctk, -ctv)"
+
+    times = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
+    what = f"a KV cache of {byte_size(bytes_of(cache.n_ctx))} for {times}{cache.n_ctx} tokens"
+    try:
+        with naming_what_fails(what, model.backend.memory, what_fits):
+            return make_cache(
+                layouts,
+                n_ctx=cache.n_ctx,
+                n_batch=n_batch,
+                n_sequences=cache.n_sequences,
+                n_tokens=cache.n_tokens,
+                arrays=model.backend.arrays,
+                kv_scales=cache.kv_scales,
+                kv_codebooks=cache.kv_codebooks,
+                states=model.config.states,
+                checkpoints=CheckpointConfig(cache.ctx_checkpoints, cache.checkpoint_min_step),
+            )
+    except (RuntimeError, MemoryError) as error:
+        raise LocalKVError(
+            f"{what} does not fit the memory", hint="use a smaller context (-c)"
+        ) from error

@@ -8,10 +8,9 @@ from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localkv.cache.arrays import NO_TOKEN, Array, Arrays, Draw
-from localkv.engine.audit.predictions import Predictions
-from localkv.engine.generation_stats import GenerationStats
 from localkv.engine.logprobs import RankedToken, ranked, ranked_among
-from localkv.engine.requests.request import Request
+from localkv.engine.predictions import Predictions
+from localkv.engine.request import Request
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.speculator import Speculator
 from localkv.errors import LocalKVError
@@ -20,6 +19,7 @@ from localkv.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from localkv.structured.constraint import Constraint
+from localkv.cache.ladder_pool import Requantised
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -64,7 +64,7 @@ class GenerationOptions:
     """What is asked of a generation.
 
     Attributes:
-        sampler: draws the tokens; it accepts those of the prompt first.
+        sampler: draws the tokens; it accepts the prompt's first.
         max_tokens: most tokens to draw; None goes on to the end of the context.
         stop_ids: tokens that end the generation.
         cancel: set to end it; looked at while other threads have their turn, before every piece of
@@ -116,7 +116,7 @@ class Generation(Iterator[int]):
             ids), "length" (`max_tokens` or the end of the context) or "cancelled".
         context_full: it ended because the context did.
         cancelled: set to end it.
-        ranks_after_samplers: logprobs are those of the distribution that tokens are drawn from, not
+        ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from, not to
             the model's own; to be set before the first token.
     """
 
@@ -171,7 +171,7 @@ class Generation(Iterator[int]):
 
     @property
     def room(self) -> int:
-        """Tokens that it may still have besides the next one."""
+        """Tokens that it may still have after the next one."""
         return self._budget - self.n_drawn - 1
 
     @property
@@ -181,7 +181,7 @@ class Generation(Iterator[int]):
 
     @property
     def seed(self) -> int:
-        """Of the random numbers that tokens are drawn with."""
+        """The seed of the random numbers that tokens are drawn with."""
         return self._sampler.seed
 
     @property
@@ -337,7 +337,7 @@ class Generation(Iterator[int]):
         return self._end is None
 
     def valid(self, drafts: Sequence[int]) -> Sequence[int]:
-        """Those of the guesses that may follow, up to the first that a grammar rules out."""
+        """The guesses that may follow, up to the first that a grammar rules out."""
         constraint = self._constraint
         return drafts if constraint is None else drafts[: constraint.n_valid(drafts)]
 
@@ -405,3 +405,42 @@ def checked(token: int) -> int:
     if token == NO_TOKEN:
         raise LocalKVError("the model produced NaN or infinite logits")
     return token
+
+
+@dataclass
+class GenerationStats:
+    """Counts and seconds of one generation, filled in while it runs.
+
+    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache. As many
+    more as `n_lost` would have been, if layers with a window kept all rows and recurrent ones all
+    states.
+    Of `n_drafted` tokens that were guessed and evaluated `n_accepted` were right, in `n_verified`
+    batches. `requantised` are pages of the cache whose types changed meanwhile.
+    `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
+    other threads is not counted; evaluating rows again because of them is.
+    """
+
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_lost: int = 0
+    n_generated: int = 0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_verified: int = 0
+    requantised: Requantised = field(default_factory=Requantised)
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens evaluated (not reused) per second."""
+        return _rate(self.n_prompt - self.n_reused, self.prompt_seconds)
+
+    @property
+    def decode_per_second(self) -> float:
+        """Tokens decoded per second."""
+        return _rate(self.n_generated - 1, self.decode_seconds)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0

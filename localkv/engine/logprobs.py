@@ -1,6 +1,6 @@
 """How probable the drawn tokens were, and what else: natural logarithms, as OpenAI and llama.cpp.
 
-They are those of the model's own distribution: before samplers, and before `logit_bias`.
+They belong to the model's own distribution: before samplers, and before `logit_bias`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def ranked_among(
 
     Args:
         ids: tokens, [m].
-        probabilities: with which they are drawn, [m]; those of 0 are left out.
+        probabilities: with which they are drawn, [m]; 0 is left out.
         token: the drawn one.
         n: of equal ones that with the lowest id comes first.
     """
@@ -117,7 +117,7 @@ def ranked_among(
 
 
 def named(one: RankedToken, token_bytes: Callable[[int], bytes]) -> TokenLogprob:
-    """The same with the tokens' texts."""
+    """A token's logprobs with the tokens' texts."""
 
     def fields(token: int, logprob: float) -> tuple[int, str, bytes, float]:
         data = token_bytes(token)
@@ -128,7 +128,7 @@ def named(one: RankedToken, token_bytes: Callable[[int], bytes]) -> TokenLogprob
 
 
 def as_openai(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    """The object `logprobs` of a choice in OpenAI's chat API, with llama.cpp's `id` besides."""
+    """The object `logprobs` of a choice in OpenAI's chat API, with llama.cpp's `id` as well."""
 
     def item(one: TopLogprob) -> dict[str, Any]:
         logprob = one.logprob if one.logprob > LEAST else LEAST

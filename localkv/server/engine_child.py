@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from localkv.chat.local_engine import engine_facts
-from localkv.engine.requests.batch_engine import BatchEngine
+from localkv.engine.batch_engine import BatchEngine
 from localkv.errors import LocalKVError
 from localkv.llm import LLM
 from localkv.server.places import placed

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from localkv.engine.api.tokenized_model import TokenizedModel
+from localkv.engine.tokenized_model import TokenizedModel
 from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf

@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from localkv.engine.api.text_model import TextModel
 from localkv.engine.logprobs import TokenLogprob
-from localkv.engine.text.stream import TextStream
+from localkv.engine.stream import TextStream
 from localkv.errors import LocalKVError
+from localkv.llm import TextModel
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.server.wire import Ended, Event, Opening, Piece, Reading, Submit
 

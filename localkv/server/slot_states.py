@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from localkv.engine.states.state_turns import forget_text
+from localkv.engine.saved_state import forget_text
 from localkv.errors import UsageError
 from localkv.llm import LLM
 from localkv.server.running_text import RunningText

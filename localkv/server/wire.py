@@ -13,7 +13,7 @@ import msgspec
 
 from localkv.chat.engine import EngineFacts, EngineOptions
 from localkv.engine.logprobs import TokenLogprob
-from localkv.engine.text.stream import Timings, Usage
+from localkv.engine.stream import Timings, Usage
 from localkv.loader.answer_tags import ReasoningTags
 from localkv.sampling.params import SamplingParams
 from localkv.structured.grammar import Grammar

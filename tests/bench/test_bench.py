@@ -28,8 +28,9 @@ from localkv.bench.traffic import bytes_per_token, weight_bytes
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.commands.bench import plot as bench_plot
 from localkv.commands.bench.plot import fit, series
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
-from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.generation import GenerationOptions
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels import select
@@ -222,9 +223,9 @@ def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
     lengths: list[int] = []
     generate = Engine.generate
 
-    def watched(self: Engine, ids: list[int], **options: Any) -> Any:
+    def watched(self: Engine, ids: list[int], options: GenerationOptions) -> Any:
         lengths.append(len(ids))
-        return generate(self, ids, **options)
+        return generate(self, ids, options)
 
     subject = load(file_source(tiny_model), "reference")
     monkeypatch.setattr(Engine, "generate", watched)

@@ -16,9 +16,9 @@ from localkv.bench.run import Options
 from localkv.bench.source import file_source
 from localkv.bench.subject import load
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 

@@ -15,8 +15,8 @@ from localkv.cache.layout import PAGE_TOKENS, group_layouts, ladder_layout
 from localkv.commands.plan.ladder import LadderPlan
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.slot.token_text import Text
-from localkv.engine.states.state_turns import load_state, save_state
+from localkv.engine.prefix import Text
+from localkv.engine.saved_state import load_state, save_state
 from localkv.errors import DoesNotFitError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

@@ -14,10 +14,9 @@ from localkv.cache.cache_checks import check_cache
 from localkv.cache.layer_types import in_words
 from localkv.cache.layout import cache_bytes, group_layouts, pairs_of, typed_groups
 from localkv.config import CacheConfig
-from localkv.engine.engine import Engine
+from localkv.engine.engine import Engine, allocated_cache
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.slot.cache_room import allocated_cache
-from localkv.engine.states.state_identity import cache_identity
+from localkv.engine.state_identity import cache_identity
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

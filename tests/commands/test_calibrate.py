@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import localkv.engine.api.loaded_engine as loaded_engine
+import localkv.llm as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
 from localkv.cache.layer_types import in_words

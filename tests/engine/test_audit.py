@@ -17,11 +17,16 @@ from hypothesis import strategies as st
 
 from localkv import LLM
 from localkv.config import CacheConfig
-from localkv.engine.audit.audit import Audit
-from localkv.engine.audit.comparison import compare_kept, compare_logits
-from localkv.engine.audit.predictions import Prediction, Predictions
-from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading, long_batch
-from localkv.engine.slot.cache_slot import CacheSlot
+from localkv.engine.audit import (
+    Audit,
+    CancelledReadingError,
+    SecondReading,
+    compare_kept,
+    compare_logits,
+    long_batch,
+)
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.predictions import Prediction, Predictions
 from localkv.engine.token_scores import Logits, log_softmax, score
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.quality.scores import base_cache, score_chunks

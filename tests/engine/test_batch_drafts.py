@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from localkv.config import CacheConfig
+from localkv.engine import engine as engine_module
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.requests import batch_engine as batch_module
-from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.requests.recorded_batches import RecordedBatches
+from localkv.engine.recorded import RecordedBatches
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
@@ -69,7 +69,11 @@ class Guesser(Speculator):
 def guess(monkeypatch: pytest.MonkeyPatch, guessers: Sequence[Speculator | None]) -> None:
     """The speculators of the next requests."""
     left = iter(guessers)
-    monkeypatch.setattr(batch_module, "new_speculator", lambda *_, **__: next(left))
+
+    def next_guesser(*_: object, reads_late: bool) -> object:
+        return next(left) if reads_late else None  # nobody guesses for an engine without a batch
+
+    monkeypatch.setattr(engine_module, "new_speculator", next_guesser)
 
 
 def prompt(seed: int, n: int) -> list[int]:

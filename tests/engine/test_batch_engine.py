@@ -15,11 +15,11 @@ import pytest
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.engine import engine as engine_module
+from localkv.engine.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
-from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
-from localkv.engine.requests.scheduler import AHEAD
-from localkv.engine.slot.token_text import Text
+from localkv.engine.prefix import Text
+from localkv.engine.scheduler import AHEAD
 from localkv.engine.speculation.speculator import Speculator
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer

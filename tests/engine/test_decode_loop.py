@@ -9,7 +9,7 @@ from torch import Tensor
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cache.pages import Sequence
-from localkv.engine.slot.decode_loop import MANY_DRAWS, DecodeLoop
+from localkv.engine.recorded import MANY_DRAWS, DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model

@@ -12,13 +12,18 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
-from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.slot.token_text import Text
+from localkv.engine.prefix import Text
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.draft_model import DraftModel, Guess, ModelSpeculator
-from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
+from localkv.engine.speculation.draft_model import (
+    DraftModel,
+    DraftPace,
+    Guess,
+    ModelSpeculator,
+    confidence_of,
+)
 from localkv.engine.speculation.prices import Prices
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend

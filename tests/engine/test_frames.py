@@ -9,8 +9,8 @@ from types import CodeType
 import pytest
 
 from localkv import LLM
-from localkv.engine.api.text_model import TextModel
 from localkv.kernels.cpu.runtime import chain
+from localkv.llm import TextModel
 from support.paths import MODELS
 
 MOST_FRAMES = 17

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.engine.reasoning import ReasoningBudget
 from localkv.loader.answer_tags import REASONING_TAGS, ReasoningTags
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata

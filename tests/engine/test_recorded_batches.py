@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.requests.recorded_batches import RecordedBatches
+from localkv.engine.recorded import RecordedBatches
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer

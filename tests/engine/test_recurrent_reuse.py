@@ -25,7 +25,7 @@ from localkv.cache.recurrent_state import (
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.recorded import DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend

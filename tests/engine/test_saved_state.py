@@ -18,10 +18,10 @@ from localkv.cache.row_copies import held_rows, planes, rows_out
 from localkv.config import CacheConfig, KVCodebook
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.slot.token_text import Text
-from localkv.engine.states.state_conversion import choices_json
-from localkv.engine.states.state_file import StateFile, StateTensor, in_parts, write_state
-from localkv.engine.states.state_turns import load_state, save_state
+from localkv.engine.prefix import Text
+from localkv.engine.saved_state import load_state, save_state
+from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
+from localkv.engine.state_identity import choices_json
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
-from localkv.engine.requests.cost_model import CostModel, StepShape, pairs
-from localkv.engine.requests.request import Request
-from localkv.engine.requests.request_rows import RequestRows
-from localkv.engine.requests.scheduler import (
+from localkv.engine.cost_model import CostModel, StepShape, pairs
+from localkv.engine.prefix import PrefixCache, Text
+from localkv.engine.request import Request
+from localkv.engine.scheduler import (
     LEAST_SHARE,
     LEAST_TOKENS,
     PIECE,
@@ -24,8 +24,7 @@ from localkv.engine.requests.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
-from localkv.engine.slot.prefix_cache import PrefixCache
-from localkv.engine.slot.token_text import Text
+from localkv.engine.step_runner import RequestRows
 from localkv.kernels.cpu.arrays import NumpyArrays
 
 N_CTX = 4096

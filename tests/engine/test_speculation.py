@@ -16,10 +16,9 @@ from localkv.engine import engine as engine_module
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import LONGEST_PAUSE, Speculator
+from localkv.engine.speculation.speculator import LONGEST_PAUSE, NgramDrafter, Speculator
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -68,7 +67,7 @@ def sampler(seed: int = 3, **params: object) -> Sampler:
 
 def guess(monkeypatch: pytest.MonkeyPatch, guesser: Speculator) -> None:
     monkeypatch.setattr(
-        engine_module, "new_speculator", lambda config, *_: guesser if config.is_on else None
+        engine_module, "new_speculator", lambda config, *_, **__: guesser if config.is_on else None
     )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from localkv import LLM
+from localkv import llm as llm_module
 from localkv.chat.reasoning import split_reasoning
-from localkv.engine.api.text_model import TextModel
-from localkv.engine.text import new_stream
 from localkv.errors import UsageError
+from localkv.llm import TextModel
 from localkv.loader.answer_tags import CHANNELS
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.tokenizer import tokenizer_from_metadata
@@ -189,7 +189,7 @@ def test_an_answer_in_channels_is_one_text(llm: LLM, monkeypatch: pytest.MonkeyP
     n_prompt = len(llm.chat_prompt(HELLO).ids)
     plain = llm.chat(HELLO, **options).completion
     third = new_ids(llm, n_prompt)[2]
-    monkeypatch.setattr(new_stream, "channel_markers", lambda _: {third: "<|end|>"})
+    monkeypatch.setattr(llm_module, "channel_markers", lambda _: {third: "<|end|>"})
     assert "\n\n" not in plain.text
     assert "\n\n" in llm.chat(HELLO, **options).completion.text
     text = llm.chat_prompt(HELLO).text

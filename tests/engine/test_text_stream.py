@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localkv.engine.text.stream import StopStrings
+from localkv.engine.stream import StopStrings
 
 
 def push_all(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:

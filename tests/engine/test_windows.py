@@ -15,7 +15,7 @@ from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.recorded import DecodeLoop
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model

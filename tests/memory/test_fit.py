@@ -216,7 +216,7 @@ def test_complete_refuses_before_it_loads(
     program: Program, wide: Path, has_memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_memory(100 << 20)
-    monkeypatch.setattr("localkv.engine.api.loaded_engine.load_model", never)
+    monkeypatch.setattr("localkv.llm.load_model", never)
     result = program("complete", "-m", wide, "-p", "x", "-c", "100000")
     assert (result.code, result.out) == (1, "")
     assert len(result.err_lines) == 2

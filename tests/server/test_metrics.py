@@ -7,7 +7,7 @@ import os
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from localkv.engine.text.stream import Timings, Usage
+from localkv.engine.stream import Timings, Usage
 from localkv.server.access_log import AccessLog
 from localkv.server.metrics import Metrics, rows_label
 from localkv.server.observed_texts import ObservedTexts

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localkv.engine.text.stream import Timings, Usage
+from localkv.engine.stream import Timings, Usage
 from localkv.loader.chat_messages import in_turns, messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES

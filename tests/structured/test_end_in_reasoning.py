@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from localkv import LLM
-from localkv.engine.text.answer_scope import FINAL
-from localkv.engine.text.reasoning_budget import ReasoningBudget
+from localkv.engine.reasoning import FINAL, ReasoningBudget
 from localkv.loader.answer_tags import REASONING_TAGS, THINK_TAGS
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.tokenizer import tokenizer_from_metadata

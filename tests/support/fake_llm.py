@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from localkv.cache.codebook_uses import CodebookUse
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.degeneration import Degeneration
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.text.degeneration import Degeneration
-from localkv.engine.text.stream import Completion, Timings, Usage
+from localkv.engine.stream import Completion, Timings, Usage
 from localkv.memory.plan import MemoryPlan
 from localkv.system.threads import Threads
 

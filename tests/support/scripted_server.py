@@ -58,7 +58,7 @@ def engine() -> int:
     """The engine's process: it answers as `reply` says."""
     import msgspec
 
-    from localkv.engine.api.text_model import TextModel
+    from localkv.llm import TextModel
     from localkv.server import engine_child
     from localkv.server.running_text import RunningText
     from localkv.server.wire import Submit

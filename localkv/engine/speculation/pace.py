@@ -6,7 +6,9 @@ itself at no cost, and its drafts cost nothing as long as it is wrong.
 
 from __future__ import annotations
 
-from localkv.engine.speculation.drafter import MOST_SURE
+from collections.abc import Sequence
+from typing import Protocol
+
 from localkv.engine.speculation.prices import Prices
 
 SIZES = (1, 3, 7, 15, 31, 63)
@@ -17,7 +19,7 @@ _PRIOR_TESTS = 2.0
 _FORGETS = 0.97
 """Per guess: a text may begin to repeat itself, or cease to."""
 _WEIGHTS = tuple((away, 0.5 ** abs(away)) for away in range(-2, 3))
-"""What a guess counts for, so many levels of confidence away."""
+"""What a guess counts for, by how many levels of confidence it is away."""
 _MARGIN = 1.1
 """Drafts must promise to be so much faster."""
 _REFRESHED = 16
@@ -25,7 +27,7 @@ _REFRESHED = 16
 _NO_CHANCE = 0.02
 """Further tokens are right so seldom that they are not looked at."""
 _CLOSE = 0.6
-"""Of the chance that the first token needs: with less it is not looked for at every token."""
+"""The share of the chance that the first token needs: with less only some are looked at."""
 _LOSS = 0.01
 """Drafts may cost this share of the time more than they save."""
 _LOST_STEPS, _LIKELY = 3.0, 0.5
@@ -95,7 +97,7 @@ class Pace:
 
         Args:
             confidence: in the first of them.
-            missing: rows that are to be evaluated besides the next token's.
+            missing: rows that are to be evaluated in addition to the next token's.
             others: texts that share the step: what it takes longer is time of all of them.
         """
         if others + 1 != self._n_texts:
@@ -122,7 +124,7 @@ class Pace:
         return self._chance(confidence) >= _CLOSE * self._least
 
     def _least_chance(self, most: int) -> float:
-        """Of the first token; with less no number of them is worth it. Roughly, to be quick."""
+        """The chance of the first token, roughly; with less no number of guesses is worth it."""
         if not self._age:
             bounds = [
                 (_MARGIN * (1 + self._n_texts * (self.prices.steps(1 + n) - 1)) - 1) / n
@@ -140,3 +142,26 @@ class Pace:
         """Whether there may be drafts, the first of which is right by this chance."""
         steps = _LOST_STEPS if chance >= _LIKELY else 0.0
         return self._lost <= _LOSS * self._spent + steps * self.prices.one / self._n_texts
+
+
+class Drafter(Protocol):
+    """Guesses how a text goes on."""
+
+    def accept(self, token: int) -> None:
+        """Take note of the text's next token."""
+        ...
+
+    @property
+    def confidence(self) -> int:
+        """How sure it is of the next token, from 0 (it has no guess) to `MOST_SURE`.
+
+        Of the token after that it is one step surer, if it was right.
+        """
+        ...
+
+    def draft(self, most: int) -> Sequence[int]:
+        """At most `most` tokens that may follow."""
+        ...
+
+
+MOST_SURE = 16

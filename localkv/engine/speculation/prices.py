@@ -1,20 +1,20 @@
-"""`Prices`: what batches of several rows cost, beside those of one."""
+"""`Prices`: what batches of several rows cost, compared with one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 _ROW = 0.15
-"""Of a step: what a further row costs, before it was measured. Measured on 2 cores with 1.5B
+"""The share of a step that a further row costs, before it was measured. On 2 cores with 1.5B
 weights of 4 bits, 4 rows take 1.22 steps and 8 take 2.07."""
 _SMOOTHED = 0.2
 """Weight of a new measurement."""
 OUTLIER = 1.25
 """What drafts cost counts as so many times what it usually does, at most."""
 _DOUBT = 0.02
-"""Of what is too much, that a price loses where it forbids all batches."""
+"""The share of what is too much that a price loses where it forbids all batches."""
 _REFRESHED = 16
-"""Measurements after which the table of prices is made anew."""
+"""Measurements after which the table of prices is made again."""
 
 
 def _guess(n_rows: int) -> float:

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.drafter import Drafter
-from localkv.engine.speculation.ngram import NgramDrafter
-from localkv.engine.speculation.pace import Pace
+from localkv.engine.speculation.pace import MOST_SURE, Drafter, Pace
 from localkv.engine.speculation.prices import Prices
 
 LONGEST_PAUSE = 32
@@ -77,8 +75,8 @@ class Speculator:
         """Tokens that should be evaluated with the next one; none if that would not be faster.
 
         Args:
-            most: the text may have so many more, besides the next one.
-            missing: rows that are to be evaluated besides the next token's.
+            most: tokens that the text may have after the next one.
+            missing: rows that are to be evaluated in addition to the next token's.
             others: texts that share the step.
         """
         if self.is_resting:
@@ -94,3 +92,70 @@ class Speculator:
         else:
             self._pause = min(2 * self._pause or 1, LONGEST_PAUSE)
         return self._drafter.draft(worth) if worth >= self.config.draft_min else ()
+
+
+_BITS = 32
+_TWO, _THREE, _SIX = ((1 << _BITS * size) - 1 for size in (2, 3, 6))
+"""Masks of the runs that are indexed, of so many tokens, as digits of one number: quick to make."""
+
+
+class NgramDrafter:
+    """Drafts what followed the last tokens when they came up before.
+
+    Attributes:
+        confidence: how many of the last tokens were there before, up to `MOST_SURE`.
+    """
+
+    def __init__(self) -> None:
+        self.confidence = 0
+        self._ids: list[int] = []
+        self._two, self._three, self._six = dict[int, int](), dict[int, int](), dict[int, int]()
+        self._last = 0  # six tokens
+        self._at: int | None = None
+
+    def accept(self, token: int) -> None:
+        """Take note of the text's next token."""
+        ids, at, last = self._ids, self._at, self._last
+        n = len(ids)
+        if n > 5:  # the runs that end there now are followed by a token
+            self._six[last] = n
+        if n > 2:
+            self._three[last & _THREE] = n
+        if n > 1:
+            self._two[last & _TWO] = n
+        ids.append(token)
+        self._last = (last << _BITS | token) & _SIX
+        if at is not None and self.confidence > 5 and ids[at] == token:
+            self._at = at + 1
+            self.confidence = min(self.confidence + 1, MOST_SURE)
+        else:
+            self._look_up()
+
+    def _look_up(self) -> None:
+        """Where the longest run that was there before goes on."""
+        ids, last, matched = self._ids, self._last, 2
+        n = len(ids)
+        at = self._two.get(last & _TWO) if n > 1 else None
+        if at is None:  # and so no longer one
+            self._at, self.confidence = None, 0
+            return
+        three = self._three.get(last & _THREE) if n > 2 else None
+        if three is not None:
+            at, matched = three, 3
+            six = self._six.get(last) if n > 5 else None
+            if six is not None:
+                at, matched = six, 6
+        most = min(MOST_SURE, at)
+        while matched < most and ids[at - matched - 1] == ids[n - matched - 1]:
+            matched += 1
+        self._at, self.confidence = at, matched
+
+    def draft(self, most: int) -> list[int]:
+        """At most `most` tokens that may follow: a run that reaches the end goes round."""
+        at = self._at
+        if at is None:
+            return []
+        known = self._ids[at : at + most]
+        while len(known) < most:
+            known += known[: most - len(known)]
+        return known

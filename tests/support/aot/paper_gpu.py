@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Step
-from localkv.engine.slot.decode_loop import DecodeLoop
+from localkv.engine.recorded import DecodeLoop
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend

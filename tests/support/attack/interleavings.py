@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from localkv import LLM
-from localkv.engine.text.stream import Completion, TextStream
+from localkv.engine.stream import Completion, TextStream
 
 PROMPTS = (
     "Once upon a time there was a fox",

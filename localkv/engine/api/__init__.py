@@ -1,1 +1,0 @@
-"""The classes that `LLM` is made of: what a model can be asked."""

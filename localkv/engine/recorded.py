@@ -1,0 +1,488 @@
+"""Decoding from buffers that stay where they are, so that a GPU can repeat a step without the host.
+
+A step takes one token of a sequence, stores its K and V, and yields logits or, with a draw, the
+next token. It reads positions, page tables and the token itself from the device's memory and leaves
+them ready for the next step (`DecodeLoop`). On a GPU it is recorded once per `Bucket` as a CUDA
+graph: then a token costs one launch, and the host reads a token while the next is computed.
+Elsewhere the same function runs.
+
+Several sequences have such steps, too, a token of each (`RecordedBatches`), which yield logits and
+are recorded for each number of sequences, rounded up to a power of two, and number of pages. The
+last sequence fills what is too much: its rows are stored in the same places once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from localkv.cache.arrays import Array, Draw, Readback, Step
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.ladder_pool import LadderPool
+from localkv.cache.ladder_rows import RungPages, rung_pages
+from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
+from localkv.cache.pages import Sequence
+from localkv.model import Transformer
+
+
+class BucketKey(NamedTuple):
+    """What steps have in common.
+
+    Attributes:
+        stores: of each part of a batch, whether new rows are stored in it.
+        n_pages: of the longest part, as a power of two.
+        empty: of each part, whether it is a rung of a ladder on which there is no page.
+    """
+
+    stores: tuple[bool, ...]
+    n_pages: int
+    empty: tuple[bool, ...]
+
+
+def bucket_key(cache: KVCache, position: int, rungs: Seq[int] = ()) -> BucketKey:
+    """Which steps a token at `position` takes part in.
+
+    Args:
+        rungs: in a cache with a budget the rungs of the sequence's pages, up to the token's own.
+    """
+    growing = [rows for rows in cache.parts if rows.grows_at(position)]
+    n_pages = max(pages_for(position + 1 - rows.first) for rows in growing)
+    stores = (
+        rows.stores_at(position) and (rows.rung is None or rows.rung == rungs[-1])
+        for rows in cache.parts
+    )
+    empty = (rows.rung is not None and rows.rung not in rungs for rows in cache.parts)
+    return BucketKey(tuple(stores), 1 << (n_pages - 1).bit_length(), tuple(empty))
+
+
+def grown_keys(cache: KVCache, ladder: LadderPool) -> Iterator[tuple[BucketKey, int]]:
+    """The keys of a text that grows within a budget, in turn, and positions that have them.
+
+    Between two pages some of those before may have gone down already.
+    """
+    found = set[BucketKey]()
+    n_pages = pages_for(cache.n_ctx)
+    grown = [rungs for rungs in ladder.sizes.growth(n_pages) if rungs is not None]
+    for rungs, then in pairwise([*grown, *grown[-1:]]):
+        position = min(len(rungs) * PAGE_TOKENS, cache.n_ctx) - 1
+        for now in (rungs, [*then[: len(rungs)], *rungs]):
+            key = bucket_key(cache, position, now)
+            if key not in found:
+                found.add(key)
+                yield key, position
+
+
+MANY_DRAWS = 8
+"""Ways to draw whose recordings are kept."""
+
+
+@dataclass
+class Bucket:
+    """The steps of a context of a number of pages: one grid and one set of buffers.
+
+    Attributes:
+        batch: the model's input; its tensors are written to in place.
+        pages: of each part, the ids that its page table was filled with.
+        exact_from: of each part, as its table has it.
+        rows: of each part that is a rung of a ladder, how many are in pages that stay full, and the
+            position of row 0, as its tables have them.
+        steps: by draw (None for logits), the function that runs a step.
+    """
+
+    batch: Batch
+    pages: list[list[int]]
+    exact_from: list[int]
+    rows: list[tuple[int, int] | None]
+    steps: dict[Draw | None, Step] = field(default_factory=dict)
+
+
+class DecodeLoop:
+    """Decodes one sequence of a cache, token by token.
+
+    Args:
+        model: on a backend whose launches can be recorded.
+        cache: whose sequence is decoded.
+        records: on a GPU steps are recorded; else they are launched each time.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache, *, records: bool = True) -> None:
+        self.model = model
+        self.cache = cache
+        self.records = records
+        self.arrays = model.backend.arrays
+        self._recorder = self.arrays.recorder()
+        self._buckets: dict[BucketKey, Bucket] = {}
+        self._token = self.arrays.int64([0])
+        self._position = self.arrays.int64([0])
+        self._random = self.arrays.int64([0, 0])
+        self._rows = model.rows_of(np.zeros(1, np.int64))
+        self._slot = self.arrays.int64([0])
+        self._state = cache.states.data
+        self._draws: list[Draw] = []
+
+    def warm_up(self, sequence: Sequence) -> None:
+        """Record the steps of every bucket, so that none is recorded while a user waits.
+
+        The sequence must be empty, and is so again afterwards.
+        """
+        if self.cache.ladder is not None:
+            self._warm_up_ladder(self.cache.ladder, sequence)
+            self.cache.truncate(sequence, 0)
+            return
+        position = 0
+        while position < self.cache.n_ctx:
+            sequence.length = sequence.n_stepped = position
+            self.logits(sequence, 0)
+            position = self._next_key(position)
+        self.cache.truncate(sequence, 0)
+
+    def _warm_up_ladder(self, ladder: LadderPool, sequence: Sequence) -> None:
+        """Record the steps of a text that grows within the budget; all rows are in one page
+        meanwhile."""
+        self.cache.reserve(sequence, 1, 0)
+        if self.cache.states:
+            self.cache.states.step(sequence, 0, 1)
+            self._slot[:] = sequence.slot
+        self._position[:] = 0
+        pages = [held[0] for held in sequence.pages]
+        page, pages[ladder.index] = pages[ladder.index], ladder.place(pages[ladder.index])
+        for key, position in grown_keys(self.cache, ladder):
+            if key not in self._buckets:
+                self._buckets[key] = self._new_bucket(position, key)
+            bucket = self._buckets[key]
+            for i, (rows, part) in enumerate(
+                zip(self.cache.parts, bucket.batch.segments, strict=True)
+            ):
+                width = part.page_table.shape[1]
+                self.arrays.write(part.page_table[0], [pages[rows.pool]] * width)
+                bucket.pages[i], bucket.rows[i] = [], None
+            self._step(bucket, None)()
+        for rung in range(ladder.rungs[page], len(ladder.sizes.units) - 1):
+            self.cache.repack_page(rung, pages[ladder.index])
+
+    def _next_key(self, position: int) -> int:
+        """The first position after this one that has another key."""
+        width = bucket_key(self.cache, position).n_pages
+        later = {rows.begin for rows in self.cache.parts if rows.begin > position}
+        growing = (rows for rows in self.cache.parts if rows.grows_at(position))
+        return min(later | {rows.first + width * PAGE_TOKENS for rows in growing})
+
+    def logits(self, sequence: Sequence, token: int) -> Array:
+        """Logits after `token`, which follows the sequence's tokens: float32 [1, n_vocab].
+
+        The sequence's length stays as it is. The result is valid until the next step.
+
+        Raises:
+            LocalKVError: the token does not fit the context.
+        """
+        bucket = self._place(sequence, sequence.length)
+        self._token[:] = token
+        self._position[:] = sequence.length
+        if self._rows is not None:
+            self._rows[:] = self.model.rows_of(np.array([token]))
+        return self._step(bucket, None)()
+
+    def tokens(
+        self, sequence: Sequence, token: int, draw: Draw, *, seed: int, number: int, limit: int
+    ) -> Iterator[int]:
+        """The next tokens, each drawn on the device from the logits after the last.
+
+        While one is on its way to the host the next is computed, so a reader who stops leaves one
+        more row in the cache than tokens. The caller sets the sequence's length, at any time.
+        States of recurrent layers can't be cut back, so there the next waits until it is asked for.
+
+        Args:
+            sequence: as it is when the first token is asked for.
+            token: the first one whose K and V are not stored yet.
+            draw: how tokens are drawn (`Transformer.draw`).
+            seed, number: of the first draw; the following ones count on.
+            limit: tokens to draw at most; the context must have room for as many rows.
+
+        Raises:
+            LocalKVError: they do not fit the context.
+        """
+        self._token[:] = token
+        self._position[:] = sequence.length
+        self.arrays.write(self._random, [seed, number])
+        waiting: Readback | None = None
+        is_ladder = self.cache.ladder is not None
+        for position in range(sequence.length, sequence.length + limit):
+            if waiting is not None and is_ladder and position % PAGE_TOKENS == 0:
+                yield waiting.value()  # once it is counted the page before is full, and may change
+                waiting = None
+            bucket = self._place(sequence, position, ahead=waiting is not None)
+            arriving = self.arrays.read_back(self._step(bucket, draw)())
+            if self.cache.states:
+                yield arriving.value()
+                continue
+            if waiting is not None:
+                yield waiting.value()
+            waiting = arriving
+        if waiting is not None:
+            yield waiting.value()
+
+    def _place(self, sequence: Sequence, position: int, *, ahead: bool = False) -> Bucket:
+        """The bucket for a token at `position`, its page tables filled.
+
+        Args:
+            ahead: a token before it is on its way to the host.
+        """
+        first = position
+        if ahead or self.cache.ladder is None:
+            # the reader may not have counted the row before, and stop there
+            first = max(0, position + 1 - DECODED_AT_ONCE)
+        self.cache.reserve(sequence, position + 1, first)
+        if self.cache.states:
+            self.cache.states.step(sequence, position, position + 1)
+            self._slot[:] = sequence.slot
+        ladder = self.cache.ladder
+        rungs = list[int]()
+        if ladder is not None:
+            pages = sequence.pages[ladder.index][: position // PAGE_TOKENS + 1]
+            rungs = [ladder.rungs[page] for page in pages]
+        key = bucket_key(self.cache, position, rungs)
+        if key not in self._buckets:
+            self._buckets[key] = self._new_bucket(position, key)
+        bucket = self._buckets[key]
+        for i, (rows, part) in enumerate(zip(self.cache.parts, bucket.batch.segments, strict=True)):
+            if ladder is not None and rows.rung is not None:
+                pages = sequence.pages[rows.pool]
+                found = rung_pages(ladder, rows.rung, pages, position, position + 1)
+                wanted = found.places
+                self._place_rows(bucket, i, part, found)
+            else:
+                wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
+            if bucket.pages[i] != wanted:
+                bucket.pages[i] = []  # should an exception come now
+                self.arrays.write(part.page_table[0], wanted)
+                bucket.pages[i] = wanted
+            exact_from = rows.exact_from(sequence)
+            if part.exact_table is not None and bucket.exact_from[i] != exact_from:
+                bucket.exact_from[i] = -1
+                self.arrays.write(part.exact_table, [exact_from])
+                bucket.exact_from[i] = exact_from
+        return bucket
+
+    def _place_rows(self, bucket: Bucket, i: int, part: SegmentBatch, found: RungPages) -> None:
+        """Fill the tables of a rung's rows; a step itself counts those that it adds to."""
+        wanted = 0 if found.grows else found.n_rows, found.first
+        if bucket.rows[i] != wanted:
+            bucket.rows[i] = None
+            n_rows, first = wanted
+            self.arrays.write(part.length_table, [n_rows])
+            self.arrays.write(part.first_table, [first])
+            bucket.rows[i] = wanted
+
+    def _new_bucket(self, position: int, key: BucketKey) -> Bucket:
+        parts = fixed_parts(self.cache, position, key, 1)
+        batch = Batch(
+            token_ids=self._token,
+            positions=self._position,
+            starts=(0, 1),
+            start_table=self.arrays.int32([0, 1]),
+            segments=parts,
+            logit_rows=self.arrays.int64([0]),
+            generated=(True,),
+            slots=self._slot,
+        )
+        return Bucket(batch, [[] for _ in parts], [0] * len(parts), [None] * len(parts))
+
+    def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
+        if draw not in bucket.steps:
+            if draw is not None and draw not in self._draws:
+                self._draws.append(draw)
+                if len(self._draws) > MANY_DRAWS:
+                    forgotten = self._draws.pop(0)
+                    for other in self._buckets.values():
+                        other.steps.pop(forgotten, None)
+            bucket.steps[draw] = self._record(lambda: self._run(bucket, draw))
+        return bucket.steps[draw]
+
+    def _run(self, bucket: Bucket, draw: Draw | None) -> Array:
+        with self.arrays.inference():
+            place(self.cache, bucket.batch.segments, self._position)
+            logits = self.model.forward(bucket.batch, self.cache, self._rows)
+            if draw is None:
+                return logits
+            self._token[:] = draw(logits, self._random)
+            self._position.add_(1)
+            self._random[1].add_(1)
+            return self._token
+
+    def _record(self, step: Step) -> Step:
+        """What repeats `step`; nothing has changed when this returns."""
+        if not self.records:
+            return step
+        states = () if self._state is None else (self._state,)
+        return self._recorder.record(step, (self._token, self._position, self._random, *states))
+
+
+def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[SegmentBatch, ...]:
+    """The parts of a batch of a token of `n` sequences each, to be written to in place: tables of
+    as many pages as the bucket has.
+
+    Args:
+        position: of a token that the bucket is for.
+    """
+    parts, arrays = [], cache.arrays
+    for rows, n_new, is_empty in zip(cache.parts, key.stores, key.empty, strict=True):
+        n_rows = 0 if is_empty or position < rows.begin else rows.end - rows.first
+        if rows.grows_at(position):
+            n_rows = min(pages_for(n_rows), key.n_pages) * PAGE_TOKENS
+        tail = rows.spec.tail
+        parts.append(
+            SegmentBatch(
+                page_table=arrays.int64([[0] * max(1, pages_for(n_rows))] * n),
+                lengths=(n_rows,) * n,
+                length_table=arrays.int32([n_rows] * n),
+                first_position=rows.first,
+                tokens=arrays.int64(list(range(n)) if n_new else []),
+                slots=arrays.int64([0] * n if n_new else []),
+                tail=tail,
+                is_tail=rows.spec.is_tail,
+                exact_from=(0,) * n if tail else (),
+                exact_table=arrays.int64([0] * n) if tail else None,
+                groups=None if rows.spec.stores_at_once else arrays.int64([[-1, -1]] * n),
+                first_table=None if rows.rung is None else arrays.int64([0] * n),
+                is_empty=is_empty,
+            )
+        )
+    return tuple(parts)
+
+
+def place(cache: KVCache, parts: tuple[SegmentBatch, ...], position: Array) -> None:
+    """Make the new rows of the parts those of the tokens at `position`, int64 [n]; nothing asks the
+    host."""
+    for i, part in enumerate(parts):
+        if len(part.slots):
+            cache.arrays.place_row(part, position)
+        elif part.groups is not None:  # the tail is the segment behind it
+            cache.arrays.place_group(part, parts[i + 1], position)
+
+
+@dataclass
+class Recorded:
+    """The steps of a number of sequences and of pages.
+
+    Attributes:
+        batch: the model's input; its tensors are written to in place.
+        rows: what `Transformer.rows_of` gave, or None.
+        pages, exact_from: of each part and sequence, what its table was filled with.
+        run: launches the kernels of a step: float32 [sequences, n_vocab].
+        step: does the same, recorded; None before the first.
+    """
+
+    batch: Batch
+    rows: Array | None
+    pages: list[list[list[int]]]
+    exact_from: list[list[int]]
+    run: Step
+    step: Step | None = None
+
+
+class RecordedBatches:
+    """Decodes sequences of a cache, a token of each at a time.
+
+    Args:
+        model: on a backend whose launches can be recorded.
+        cache: whose sequences are decoded.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self.arrays = model.backend.arrays
+        self._recorder = self.arrays.recorder()
+        self._recorded = dict[tuple[int, BucketKey], Recorded]()
+
+    def logits(self, sequences: Seq[Sequence], tokens: Seq[int]) -> Array | None:
+        """Logits after a token of each sequence: float32 [sequences, n_vocab], valid until the next
+        step. The sequences' lengths stay as they are.
+
+        Returns:
+            None if their rows are not all stored alike, as at the end of a sink, or in a cache with
+            a budget, whose pages' types differ from text to text: then a batch like any other does
+            it.
+
+        Raises:
+            LocalKVError: a token does not fit the context.
+        """
+        if self.cache.ladder is not None:
+            return None
+        keys = [bucket_key(self.cache, sequence.length) for sequence in sequences]
+        if len({key.stores for key in keys}) > 1:
+            return None
+        n = len(sequences)
+        padded = n if self.cache.states else 1 << (n - 1).bit_length()
+        several = [*sequences, *([sequences[-1]] * (padded - n))]
+        ids = [*tokens, *([tokens[-1]] * (padded - n))]
+        for sequence in sequences:
+            at = sequence.length
+            self.cache.reserve(sequence, at + 1)
+            self.cache.states.step(sequence, at, at + 1)
+        key = padded, keys[0]._replace(n_pages=max(key.n_pages for key in keys))
+        if key not in self._recorded:
+            position = max(sequence.length for sequence in sequences)
+            self._recorded[key] = self._new(key, position)
+        recorded = self._recorded[key]
+        self._fill(recorded, several, ids)
+        if recorded.step is None:  # it is run for that, so its tables must be right
+            states = () if self.cache.states.data is None else (self.cache.states.data,)
+            recorded.step = self._recorder.record(recorded.run, states)
+        return recorded.step()[:n]
+
+    def _fill(self, recorded: Recorded, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
+        write, batch = self.arrays.write, recorded.batch
+        write(batch.token_ids, tokens)
+        write(batch.positions, [sequence.length for sequence in sequences])
+        write(batch.slots, [sequence.slot for sequence in sequences])
+        if recorded.rows is not None:
+            recorded.rows[:] = self.model.rows_of(np.array(tokens))
+        for i, (rows, part) in enumerate(zip(self.cache.parts, batch.segments, strict=True)):
+            for k, sequence in enumerate(sequences):
+                wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
+                if recorded.pages[i][k] != wanted:
+                    recorded.pages[i][k] = []  # should an exception come now
+                    write(part.page_table[k], wanted)
+                    recorded.pages[i][k] = wanted
+            if part.exact_table is not None:
+                exact_from = [rows.exact_from(sequence) for sequence in sequences]
+                if recorded.exact_from[i] != exact_from:
+                    recorded.exact_from[i] = []
+                    write(part.exact_table, exact_from)
+                    recorded.exact_from[i] = exact_from
+
+    def _new(self, key: tuple[int, BucketKey], position: int) -> Recorded:
+        n, bucket = key
+        arrays, starts = self.arrays, list(range(n + 1))
+        batch = Batch(
+            token_ids=arrays.int64([0] * n),
+            positions=arrays.int64([position] * n),
+            starts=tuple(starts),
+            start_table=arrays.int32(starts),
+            segments=fixed_parts(self.cache, position, bucket, n),
+            logit_rows=arrays.int64(list(range(n))),
+            generated=(True,) * n,
+            slots=arrays.int64([0] * n),
+        )
+        rows = self.model.rows_of(np.zeros(n, np.int64))
+
+        def run() -> Array:
+            with arrays.inference():
+                place(self.cache, batch.segments, batch.positions)
+                return self.model.forward(batch, self.cache, rows)
+
+        parts = len(self.cache.parts)
+        return Recorded(
+            batch,
+            rows,
+            [[[] for _ in range(n)] for _ in range(parts)],
+            [[] for _ in range(parts)],
+            run,
+        )

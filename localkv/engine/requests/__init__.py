@@ -1,1 +1,0 @@
-"""Many requests at the same time: who takes part in a step, and what is run."""

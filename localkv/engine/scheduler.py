@@ -1,0 +1,298 @@
+"""Who takes part in the next step.
+
+A step is one batch: a token of every sequence that generates, and pieces of prompts in what is left
+of its time. Nothing here runs a model or reads a clock, and the same calls give the same steps.
+
+Rules, in this order:
+
+1. Who is past its deadline is done.
+2. All that generate take part, the oldest first, but for those with `AHEAD` tokens that nobody has
+   asked for yet. If a page is missing, one of the latter, or else the youngest of the lowest
+   priority, gives its pages back and waits again, in front of all others; it goes on where it was.
+3. Prompts share the rest of the step's milliseconds, as the cost model has them, at least
+   `LEAST_SHARE` of them and `LEAST_TOKENS`. If nobody generates they have `ALONE` times as many, so
+   that who comes meanwhile does not wait for long; but after one that ends, and so has a token to
+   give, others have what is left of a step's.
+4. Of the prompts those with the larger priority come first, then those that were preempted, then
+   those with the fewest tokens left, where each second that others had counts as `AGEING` tokens
+   less. So a short one comes before a long one that is being read, however long that takes.
+5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
+   may come to need it. Behind one that waits for `PATIENCE` seconds for pages no other begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from localkv.engine.cost_model import CostModel, StepShape, pairs
+from localkv.engine.request import Request
+
+LEAST_SHARE = 0.6
+"""The share of a step's milliseconds that prompts have, if there are some."""
+ALONE = 5.0
+"""Steps' milliseconds that prompts have together if nobody generates."""
+LEAST_TOKENS = 8
+"""Tokens of prompts that a step has at least, if there are as many."""
+PIECE = 4
+"""Tokens that the size of a piece of a prompt is a multiple of, but for the last."""
+AGEING = 200.0
+"""Tokens that a second counts for in which others had steps and a prompt did not."""
+AHEAD = 32
+"""Tokens that are drawn for a reader who pauses."""
+PATIENCE = 5.0
+"""Seconds that a request waits for pages before no other begins."""
+
+
+class Rows(Protocol):
+    """The rows of requests in the cache."""
+
+    def begin(self, request: Request, running: Sequence[Request]) -> bool:
+        """Give a request a sequence, with the rows that are there of its text already.
+
+        False if there is no room for all of its tokens and a page more for each that runs and may
+        come to need one, or if it does better to wait: another one evaluates now what it begins
+        with.
+        """
+        ...
+
+    def reserve(self, request: Request, n_tokens: int) -> bool:
+        """Take the pages of its next tokens; False if there are none."""
+        ...
+
+    def chunk(self, request: Request, n_tokens: int) -> int:
+        """The number of its next tokens, at most `n_tokens`, that are to be evaluated together."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """Take its sequence away, and keep its rows as long as there is room."""
+        ...
+
+
+class Part(NamedTuple):
+    """The next `n_tokens` missing ones of a request, which are all of one kind, and guesses of
+    those that follow."""
+
+    request: Request
+    n_tokens: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens that are evaluated."""
+        return self.n_tokens + len(self.drafts)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits.
+
+    Attributes:
+        n_parallel: requests that run at the same time.
+        n_batch: tokens of prompts in a step.
+        step_ms: milliseconds that a step should take while somebody generates.
+        ahead: tokens that are drawn for a reader who pauses.
+    """
+
+    n_parallel: int = 8
+    n_batch: int = 512
+    step_ms: float = 100.0
+    ahead: int = AHEAD
+
+
+@dataclass
+class Scheduler:
+    """Decides what each step evaluates.
+
+    Attributes:
+        waiting: requests that have no sequence.
+        running: those that have one, in the order in which they began.
+        n_preempted: how often one had to give its pages to others.
+    """
+
+    rows: Rows
+    config: SchedulerConfig
+    cost: CostModel = field(default_factory=CostModel)
+    waiting: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    n_preempted: int = 0
+    _served: list[Request] = field(default_factory=list)
+    _gave_way: set[Request] = field(default_factory=set)
+
+    def add(self, request: Request) -> None:
+        """Have a request served."""
+        request.most_again = min(request.most_again, self.config.n_batch)
+        self.waiting.append(request)
+
+    def end(self, request: Request) -> None:
+        """A request is done, or cancelled; its rows are kept as long as there is room."""
+        if request.state == "running":
+            self.running.remove(request)
+            self.rows.end(request)
+        elif request.state == "waiting":
+            self.waiting.remove(request)
+        request.state = "done"
+
+    def restart(self, request: Request) -> None:
+        """A request that runs has lost its rows; it waits for others."""
+        self.running.remove(request)
+        request.sequence, request.state = None, "waiting"
+        self.waiting.append(request)
+
+    def next_alone(self) -> Part | None:
+        """What `step` would say, if there is one request and it generates; else None."""
+        if len(self.running) != 1 or self.waiting:
+            return None
+        request, config = self.running[0], self.config
+        if request.deadline is not None or request.n_unread >= config.ahead:
+            return None
+        n = request.n_missing
+        if not request.is_decoding or not self.rows.reserve(request, n):
+            return None
+        return Part(request, n)
+
+    def overdue(self, now: float) -> list[Request]:
+        """Requests whose deadline is over."""
+        every = (*self.running, *self.waiting)
+        return [one for one in every if one.deadline is not None and now >= one.deadline]
+
+    def step(self, now: float) -> list[Part]:
+        """What to evaluate next; nothing if nobody is there."""
+        for request in self._served:  # until now
+            request.passed_from = now
+        self._gave_way.clear()
+        while not (parts := self._parts(now)) and self._blocks():
+            self._preempt(self._least_important())  # all wait for pages that others have
+        self._served = [part.request for part in parts]
+        return parts
+
+    def _parts(self, now: float) -> list[Part]:
+        """What can be evaluated with the free pages, and the pages of whoever gives way."""
+        parts = self._generating()
+        alone, n_taken, prompts = not parts, 0, self._prompts(now)
+        n_running = len(self.running)
+        left = self._left(parts, ALONE if alone else 1.0) if prompts else 0.0
+        is_held_up = False
+        for request in prompts:
+            if self._room(request, left, n_taken) < 1:
+                break
+            if request.state == "waiting" and (is_held_up or not self._begin(request)):
+                is_held_up |= now - request.arrived > PATIENCE
+                continue
+            n = self._piece(request, self._room(request, left, n_taken))
+            if n and self.rows.reserve(request, n):
+                parts.append(Part(request, n))
+                request.passed = request.waited(now)
+                n_taken += n
+                alone = alone and n < request.n_missing
+                left = self._left(parts, ALONE if alone else 1.0)
+        if len(self.running) > n_running:
+            parts = self._still_reserved(parts)
+        return parts
+
+    def _blocks(self) -> bool:
+        """Whether somebody could go on if another one gave its pages back."""
+        wanted = [one for one in (*self.running, *self.waiting) if not self._has_enough(one)]
+        return bool(wanted) and any(one not in wanted[:1] for one in self.running)
+
+    def shape(self, parts: Iterable[Part]) -> StepShape:
+        """What the cost model wants to know of a step."""
+        parts = list(parts)
+        n_generating = sum(part.n_rows for part in parts if part.request.is_decoding)
+        return StepShape(
+            n_generating,
+            sum(part.n_rows for part in parts) - n_generating,
+            sum(part.request.n_held + part.n_rows for part in parts),
+            sum(
+                pairs(part.n_tokens, part.request.n_held)
+                for part in parts
+                if not part.request.is_decoding
+            ),
+        )
+
+    def _generating(self) -> list[Part]:
+        """The parts of those that generate."""
+        parts = list[Part]()
+        for request in sorted(self.running, key=lambda one: (-one.priority, one.number)):
+            while (
+                request.state == "running" and request.is_decoding and not self._has_enough(request)
+            ):
+                if self.rows.reserve(request, request.n_missing):
+                    parts.append(Part(request, request.n_missing))
+                    break
+                victim = self._least_important()
+                parts = [part for part in parts if part.request is not victim]
+                self._preempt(victim)
+        return parts
+
+    def _still_reserved(self, parts: list[Part]) -> list[Part]:
+        """The parts that have their pages: one that begins shares the pages of another, which then
+        has to copy what it writes to."""
+        for part in parts:
+            while part.request.state == "running" and not self.rows.reserve(
+                part.request, part.n_tokens
+            ):
+                self._preempt(self._least_important())
+        return [part for part in parts if part.request.state == "running"]
+
+    def _least_important(self) -> Request:
+        return min(
+            self.running, key=lambda one: (not self._has_enough(one), one.priority, -one.number)
+        )
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.rows.end(request)
+        self._gave_way.add(request)  # who would take the pages back at once, and so on
+        request.state = "waiting"
+        request.n_preempted += 1
+        self.n_preempted += 1
+        self.waiting.append(request)
+
+    def _left(self, parts: Sequence[Part], steps: float) -> float:
+        """Milliseconds that some parts leave of the time of a number of steps."""
+        return steps * self.config.step_ms - self.cost.milliseconds(self.shape(parts))
+
+    def _room(self, request: Request, milliseconds: float, n_taken: int) -> int:
+        """Tokens of a prompt that a step may have.
+
+        Args:
+            milliseconds: that are left of the step.
+            n_taken: tokens of other prompts that it has.
+        """
+        cost, n_held = self.cost, request.n_held
+        n = cost.prompt_tokens(milliseconds, n_held)
+        share = cost.prompt_tokens(LEAST_SHARE * self.config.step_ms, n_held)
+        least = max(LEAST_TOKENS, (share + PIECE // 2) // PIECE * PIECE)
+        return min(self.config.n_batch - n_taken, max(n, least - n_taken))
+
+    def _prompts(self, now: float) -> list[Request]:
+        """Requests that do not generate yet, in the order in which they are served."""
+
+        def key(one: Request) -> tuple[float, ...]:
+            left = one.n_missing - AGEING * one.waited(now)
+            return -one.priority, not one.n_preempted, left, one.number
+
+        every = [*self.waiting, *(one for one in self.running if not one.is_decoding)]
+        return sorted((one for one in every if not self._has_enough(one)), key=key)
+
+    def _begin(self, request: Request) -> bool:
+        """Give a waiting request a sequence, if there is room for it."""
+        if len(self.running) >= self.config.n_parallel or request in self._gave_way:
+            return False
+        if not self.rows.begin(request, self.running):
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state = "running"
+        return True
+
+    def _piece(self, request: Request, n_tokens: int) -> int:
+        """How many of its tokens are evaluated in a step that has room for `n_tokens`."""
+        if request.n_alike > n_tokens and n_tokens < self.config.n_batch:
+            n_tokens -= n_tokens % PIECE
+        return self.rows.chunk(request, min(n_tokens, request.n_alike))
+
+    def _has_enough(self, request: Request) -> bool:
+        return request.n_unread >= self.config.ahead

@@ -1,1 +1,0 @@
-"""Texts that are written to files with their rows, and read again."""

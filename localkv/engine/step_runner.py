@@ -1,0 +1,636 @@
+"""Steps that the scheduler puts together, run and drawn from, for one request or many.
+
+`StepRunner` runs a step: `RequestRows` moves the rows of requests that begin and end, `ModelSteps`
+evaluates parts of several requests in a batch, or in a recorded one of those that decode, and
+`BatchDrafts` adds guesses. Where one request generates and nobody waits there is nothing to plan,
+and a step is what evaluates its next token.
+
+A step has guesses if all that it evaluates was generated: beside a prompt's piece, which fills the
+step's time, they have no place. What guesses cost is a matter of how many texts share a step, since
+all of them wait for the rows of one; so prices are known for each number of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localkv.cache.arrays import Array
+from localkv.cache.batch import Wanted
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.pages import NoPageError
+from localkv.cache.pages import Sequence as CachedSequence
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.cost_model import StepShape
+from localkv.engine.generation import Generation
+from localkv.engine.next_token import NextTokens
+from localkv.engine.prefix import KeptText, PrefixCache
+from localkv.engine.recorded import RecordedBatches
+from localkv.engine.request import Request
+from localkv.engine.scheduler import Part, Rows, Scheduler, SchedulerConfig
+from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.speculator import Speculator
+
+LEARN_FROM = 8
+"""The cost model learns from every eighth step without a prompt, and from all with one."""
+
+
+@dataclass
+class BatchStats:
+    """What the steps did so far.
+
+    Attributes:
+        n_steps: how many there were.
+        n_generated: tokens that were drawn.
+        n_prompt: tokens of prompts that were evaluated.
+        n_reused: tokens of prompts that were found evaluated.
+        n_preempted: how often a request gave its pages to others.
+        n_drafted: tokens that were guessed and evaluated.
+        n_accepted: of those, which were right.
+        seconds: that the steps took.
+    """
+
+    n_steps: int = 0
+    n_generated: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_preempted: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    seconds: float = 0.0
+
+
+class StepRows(Rows, Protocol):
+    """The rows of requests in the cache, and what a step does with them.
+
+    Attributes:
+        n_reused: tokens of prompts that were found evaluated.
+    """
+
+    n_reused: int
+
+    @property
+    def cache(self) -> KVCache:
+        """Has the rows."""
+        ...
+
+    def enter(self, running: Sequence[Request]) -> Sequence[Request]:
+        """Begin a step: the requests that have lost their rows to other users."""
+        ...
+
+    def forget(self, running: Sequence[Request]) -> None:
+        """Give all rows back: they may be anything, as work broke off."""
+        ...
+
+    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
+        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
+        if there is no room."""
+        ...
+
+    def retract(self, request: Request, length: int) -> None:
+        """Take back the rows of guesses from position `length` on."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Runs the model."""
+
+    def evaluate(self, parts: Sequence[Part]) -> Sequence[tuple[Part, Array]]:
+        """Logits of the parts that have no more: float32 [1 + drafts, n_vocab] after the last token
+        and after each draft."""
+        ...
+
+
+class StepRunner:
+    """Runs the steps of requests, in turns that somebody else takes.
+
+    Args:
+        rows: of the requests.
+        model_steps: evaluates the parts of a step.
+        config: of the scheduler.
+        prices: of batches of one text.
+        clock: seconds.
+        reads_late: a result is only told to be computed until somebody reads it, as on a GPU.
+
+    Attributes:
+        generations: of the requests that are waiting or running, by their numbers.
+    """
+
+    def __init__(
+        self,
+        rows: StepRows,
+        model_steps: Evaluator,
+        config: SchedulerConfig,
+        prices: Prices,
+        clock: Callable[[], float],
+        *,
+        reads_late: bool,
+    ) -> None:
+        self.rows = rows
+        self.scheduler = Scheduler(rows, config)
+        self.stats = BatchStats()
+        self.generations = dict[int, Generation]()
+        self._model_steps = model_steps
+        self._drafts = BatchDrafts(rows, prices, config)
+        self._clock = clock
+        self._reads_late = reads_late
+        self._learns = config.n_parallel > 1
+        self._unfinished = False
+
+    def add(self, generation: Generation) -> None:
+        """Have a request served, unless nothing is wanted of it."""
+        if not generation.has_ended:
+            self.generations[generation.request.number] = generation
+            self.scheduler.add(generation.request)
+
+    def end(self, request: Request) -> None:
+        """A request is done, or cancelled; its rows are kept as long as there is room."""
+        if self.generations.pop(request.number, None) is not None:
+            self.scheduler.end(request)
+
+    def step(self) -> None:
+        """Run a step for all requests that are there.
+
+        Raises:
+            LocalKVError: the model can't be run.
+        """
+        scheduler, started = self.scheduler, self._clock()
+        if self._unfinished:
+            self._start_over()
+        self._unfinished = True
+        cache = self.rows.cache
+        before = None if cache.ladder is None else cache.requantised
+        for request in self.rows.enter(scheduler.running):
+            scheduler.restart(request)
+        for generation in [*self.generations.values()]:
+            if generation.cancelled.is_set():
+                self._cancel(generation)
+        part = None
+        if not self._learns or self.stats.n_steps % LEARN_FROM:
+            part = scheduler.next_alone()
+        parts = self._planned(started) if part is None else [part]
+        if parts:
+            takers = [self.generations[part.request.number] for part in parts]
+            shape = self.run(parts, is_planned=part is None)
+            if before is not None:
+                for generation in takers:
+                    generation.stats.requantised.add(cache.requantised - before)
+            self._count(shape, self._clock() - started)
+        self._unfinished = False
+
+    def _planned(self, now: float) -> list[Part]:
+        for request in self.scheduler.overdue(now):
+            self._cancel(self.generations[request.number])
+        return self.scheduler.step(now)
+
+    def run(self, parts: list[Part], *, is_planned: bool = False) -> StepShape | None:
+        """Evaluate the parts of a step, with guesses where they are worth it, and draw.
+
+        Returns:
+            what the cost model learns from, if the step was planned.
+        """
+        generations, began = self.generations, 0.0
+        guesses = False
+        for one in [*generations.values()]:  # other threads add some
+            guesses |= one.speculator is not None and not one.speculator.is_resting
+        if guesses:
+            parts = self._drafts.added(parts, generations)
+            began = self._clock()
+        shape = self.scheduler.shape(parts) if is_planned else None
+        taking_part = {**generations} if guesses and self._reads_late else generations
+        ends = self._model_steps.evaluate(parts)
+        measures = guesses and (shape is None or not shape.n_prompt)
+        if measures and not self._reads_late:
+            self._drafts.measured(parts, taking_part, self._clock() - began)
+        self._draw(ends)
+        if measures and self._reads_late:
+            self._drafts.measured(parts, taking_part, self._clock() - began)
+        return shape
+
+    def _count(self, shape: StepShape | None, seconds: float) -> None:
+        stats = self.stats
+        if shape is not None:
+            stats.n_prompt += shape.n_prompt
+            stats.n_reused = self.rows.n_reused
+            stats.n_preempted = self.scheduler.n_preempted
+            if self._learns and (shape.n_prompt or stats.n_steps % LEARN_FROM == 0):
+                self.scheduler.cost.learn(shape, 1e3 * seconds)
+        stats.n_steps += 1
+        stats.seconds += seconds
+
+    def _start_over(self) -> None:
+        """Have all requests start over: their rows may be anything, as work broke off."""
+        running = [*self.scheduler.running]
+        self.rows.forget(running)
+        for request in running:
+            self.scheduler.restart(request)
+
+    def _draw(self, ends: Sequence[tuple[Part, Array]]) -> None:
+        """Draw the next tokens of the requests whose tokens are all evaluated."""
+        for part, rows in ends:
+            request, drafts = part.request, part.drafts
+            generation = self.generations[request.number]
+            if generation.cancelled.is_set():
+                self._cancel(generation)
+                continue
+            n_before, n_right = len(request.text.ids), 0
+            try:
+                if drafts:
+                    n_right = generation.draw_verified(rows, drafts)
+                else:
+                    generation.draw(rows[0])
+            except Exception as error:  # this request's; the others go on
+                generation.fail(error)
+            self.stats.n_generated += len(request.text.ids) - n_before
+            if drafts:
+                self.stats.n_drafted += len(drafts)
+                self.stats.n_accepted += n_right
+                self.rows.retract(request, n_before + n_right)
+            if generation.has_ended:
+                self.end(request)
+
+    def _cancel(self, generation: Generation) -> None:
+        generation.cancel()
+        self.end(generation.request)
+
+
+class DraftRows(Protocol):
+    """The rows of requests in the cache."""
+
+    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
+        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
+        if there is no room."""
+        ...
+
+
+class BatchDrafts:
+    """Adds guesses to steps.
+
+    Args:
+        rows: of the requests.
+        prices: of batches of one text.
+        config: has the milliseconds that a step of several texts may take with guesses.
+    """
+
+    def __init__(self, rows: DraftRows, prices: Prices, config: SchedulerConfig) -> None:
+        self.rows = rows
+        self.config = config
+        self._prices = {1: prices}
+
+    def added(self, parts: Sequence[Part], generations: Mapping[int, Generation]) -> list[Part]:
+        """The parts of a step, with the guesses that are worth their rows.
+
+        Args:
+            generations: by their requests' numbers.
+        """
+        if not all(part.request.is_decoding for part in parts):
+            return [*parts]
+        if len(parts) == 1:
+            return [self._of_one(parts[0], generations[parts[0].request.number])]
+        prices, made = self._prices_of(len(parts)), list[Part]()
+        missing = sum(part.n_tokens for part in parts) - len(parts)
+        for part in parts:
+            generation = generations[part.request.number]
+            room = self._room(part, generation)
+            drafts: Sequence[int] = ()
+            if generation.speculator is not None and room > 0:
+                speculator = generation.speculator
+                speculator.pace.prices = prices
+                drafts = speculator.draft(room, missing=missing, others=len(parts) - 1)
+                drafts = generation.valid(drafts)
+            if drafts and self._fits(part, drafts, prices, missing, len(parts)):
+                part = Part(part.request, part.n_tokens, tuple(drafts))
+                missing += len(drafts)
+            made.append(part)
+        return made
+
+    def _of_one(self, part: Part, generation: Generation) -> Part:
+        """The only part of a step, with the guesses that are worth their rows."""
+        request, n_tokens, _ = part
+        speculator = generation.speculator
+        room = self._room(part, generation)
+        if speculator is None or room < 1:
+            return part
+        speculator.pace.prices = self._prices[1]
+        drafts = generation.valid(speculator.draft(room, missing=n_tokens - 1))
+        if not drafts or not self.rows.reserve_drafts(request, n_tokens, len(drafts)):
+            return part
+        return Part(request, n_tokens, tuple(drafts))
+
+    def _room(self, part: Part, generation: Generation) -> int:
+        """The most guesses that fit into a batch and that any text may want."""
+        config, request = self.config, part.request
+        ahead = config.ahead - 1 - request.n_unread
+        return min(generation.room, ahead, config.n_batch - part.n_tokens)
+
+    def _fits(
+        self, part: Part, drafts: Sequence[int], prices: Prices, missing: int, n_texts: int
+    ) -> bool:
+        """Whether there is room for guesses in the cache, and in the time of a step."""
+        n_rows = 1 + missing + len(drafts)
+        if n_texts > 1 and 1e3 * prices.one * prices.steps(n_rows) > self.config.step_ms:
+            return False
+        return self.rows.reserve_drafts(part.request, part.n_tokens, len(drafts))
+
+    def measured(
+        self,
+        parts: Sequence[Part],
+        generations: Mapping[int, Generation],
+        seconds: float,
+    ) -> None:
+        """Note what a step took, all of whose requests generate."""
+        n_texts, prices = len(parts), self._prices_of(len(parts))
+        if n_texts == 1:
+            alone = generations[parts[0].request.number].speculator
+            if alone is not None:
+                alone.pace.measured(parts[0].n_rows, seconds)
+            return
+        n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
+        n_drafted = sum(bool(part.drafts) for part in parts)
+        prices.measured(n_rows, seconds)
+        for part, speculator in _speculators(parts, generations):
+            pace = speculator.pace
+            if part.drafts:
+                pace.spent(n_rows, seconds, n_texts=n_texts, n_drafted=n_drafted)
+            else:  # the guesses of others are not its loss
+                pace.spent(1, min(seconds, prices.one or seconds), n_texts=n_texts)
+
+    def _prices_of(self, n_texts: int) -> Prices:
+        """Prices of 1, 2, ... rows in addition to the rows of the other texts."""
+        if n_texts not in self._prices:
+            one = self._prices[1]
+
+            def guess(n_rows: int) -> float:
+                return one.steps(n_texts - 1 + n_rows) / one.steps(n_texts)
+
+            self._prices[n_texts] = Prices(guess)
+        return self._prices[n_texts]
+
+
+def _speculators(
+    parts: Sequence[Part], generations: Mapping[int, Generation]
+) -> Iterator[tuple[Part, Speculator]]:
+    for part in parts:
+        speculator = generations[part.request.number].speculator
+        if speculator is not None:
+            yield part, speculator
+
+
+class ModelSteps:
+    """Evaluates the parts of steps.
+
+    Args:
+        slot: whose model and cache it uses, in a turn.
+        rows: of the requests.
+
+    Attributes:
+        recorded: repeats steps of requests that decode a token each, where the backend records.
+    """
+
+    def __init__(self, slot: CacheSlot, rows: RequestRows) -> None:
+        self.slot = slot
+        self.rows = rows
+        records = slot.loop is not None
+        self.recorded = RecordedBatches(slot.model, slot.cache) if records else None
+        self._next = NextTokens(slot.model, slot.cache)
+
+    def evaluate(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
+        """Run the model on the parts of a step.
+
+        Returns:
+            of those that have no more, float32 [1 + drafts, n_vocab] after their last token and
+            after each draft.
+        """
+        slot = self.slot
+        n_tokens = sum(part.n_rows for part in parts)
+        if n_tokens > len(parts):
+            slot.check_source()
+        slot.use_threads(n_tokens)
+        ends, others = list[tuple[Part, Array]](), parts
+        with slot.scratch_of(n_tokens):
+            if self.recorded is not None:
+                single = [part for part in parts if part.request.is_decoding and part.n_rows == 1]
+                logits = self._decode_recorded(self.recorded, single)
+                if logits is not None:
+                    ends = [(part, row[None]) for part, row in zip(single, logits, strict=True)]
+                    others = [part for part in parts if part not in single]
+            if self.recorded is None:
+                ends = self._evaluate_next(others) or self._evaluate_batch(others)
+            elif others:
+                ends += self._evaluate_batch(others)
+        for part in parts:
+            self.rows.hold(part.request, part.n_rows)
+        return ends
+
+    @staticmethod
+    def _decode_recorded(recorded: RecordedBatches, parts: Sequence[Part]) -> Array | None:
+        requests = [part.request for part in parts]
+        sequences = [request.sequence for request in requests if request.sequence is not None]
+        if not sequences:
+            return None
+        return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
+
+    def _evaluate_next(self, parts: Sequence[Part]) -> list[tuple[Part, Array]] | None:
+        """A step of generated tokens, if they are like those before but for their positions."""
+        pieces = list[tuple[CachedSequence, Sequence[int]]]()
+        for part in parts:
+            request = part.request
+            if part.n_tokens != 1 or not request.is_decoding:
+                return None
+            assert request.sequence is not None
+            pieces.append((request.sequence, (request.text.ids[-1], *part.drafts)))
+        logits = self._next.logits(pieces)
+        if logits is None:
+            return None
+        ends, end = list[tuple[Part, Array]](), 0
+        for part in parts:
+            start, end = end, end + part.n_rows
+            ends.append((part, logits[start:end]))
+        return ends
+
+    def _evaluate_batch(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
+        pieces, generated, wanted = [], [], list[Wanted]()
+        ends, n_rows = list[tuple[Part, int]](), 0
+        for part in parts:
+            request, drafts = part.request, part.drafts
+            assert request.sequence is not None
+            at = request.n_held
+            ids = request.text.ids[at : at + part.n_tokens]
+            pieces.append((request.sequence, [*ids, *drafts]))
+            generated.append(at >= request.n_prompt)
+            is_end = part.n_tokens == request.n_missing
+            wanted.append("none" if not is_end else "all" if drafts else "last")
+            if is_end:
+                n_rows += part.n_rows if drafts else 1
+                ends.append((part, n_rows))
+        cache, model = self.slot.cache, self.slot.model
+        batch = cache.batch(pieces, logits=wanted, generated=generated)
+        with model.backend.arrays.inference():
+            logits = model.forward(batch, cache)
+        if all(generated) and len(logits) == batch.starts[-1]:
+            self._next.note([sequence for sequence, _ in pieces], batch)
+        return [(part, logits[end - 1 - len(part.drafts) : end]) for part, end in ends]
+
+
+WORTH_WAITING = 32
+"""Tokens that a request waits for another one to evaluate, at least, instead of doing it itself."""
+
+
+class RequestRows:
+    """The rows of all requests that run, and of texts that are kept.
+
+    Args:
+        cache: has the rows.
+        prefixes: the texts that are kept in it.
+        leave: has others who use the cache keep their rows as a text, before each step.
+
+    Attributes:
+        n_reused: tokens of prompts that were found evaluated.
+    """
+
+    def __init__(
+        self, cache: KVCache, prefixes: PrefixCache, leave: Callable[[], None] = lambda: None
+    ) -> None:
+        self.cache = cache
+        self.prefixes = prefixes
+        self.n_reused = 0
+        self._leave = leave
+
+    def enter(self, running: Sequence[Request]) -> Sequence[Request]:
+        """Begin a step: the requests that have lost their rows to other users."""
+        self._leave()
+        return ()
+
+    def forget(self, running: Sequence[Request]) -> None:
+        """Give all rows back: they may be anything, as work broke off."""
+        for request in running:
+            assert request.sequence is not None
+            request.sequence.clear()
+        self.prefixes.forget()
+        self.cache.drop(self.cache.new_sequence())
+
+    def begin(self, request: Request, running: Sequence[Request]) -> bool:
+        """Give a request a sequence, with the rows that are there of its text already.
+
+        False if there is no room for all of its tokens and a page more for each that runs and may
+        come to need one, or if it does better to wait: another one evaluates now what it begins
+        with.
+        """
+        found, n_found = None, 0
+        if request.reuses or request.n_preempted:
+            ids = request.text.marked(len(request.text.ids) - 1)
+            found, n_found = self.prefixes.find(ids, [_as_kept(other) for other in running])
+            for other in running:
+                theirs = other.text.marked(other.n_prompt)
+                n_soon = self.prefixes.n_common(theirs, ids)
+                if n_soon > other.n_held and n_soon - n_found >= WORTH_WAITING:
+                    return False
+        source = self.cache.new_sequence() if found is None else found.sequence
+        if running and not self._has_room(request, source, n_found, running):
+            return False
+        if found is None:
+            request.sequence = source
+        else:
+            request.sequence = self.cache.fork(source, n_found, exactly=self.prefixes.exact)
+            self.prefixes.use(found)
+        if not request.n_preempted:
+            request.n_reused = request.sequence.length
+            self.n_reused += request.n_reused
+        return True
+
+    def _has_room(
+        self, request: Request, source: CachedSequence, n_found: int, running: Sequence[Request]
+    ) -> bool:
+        """Whether there are pages for all tokens of a request, and one for each that runs and may
+        come to need it, or can be made free."""
+        length = len(request.text.ids)
+        for i, pool in enumerate(self.cache.pools):
+            kept = [0] * pool.n_pages
+            for text in self.prefixes.texts:
+                for page in text.sequence.held(i):
+                    kept[page] += 1
+            n_full = pool.n_full(n_found)
+            shared = set(source.pages[i][:n_full])
+            spare = [
+                page
+                for page, n in enumerate(kept)
+                if n > 0 and n == pool.n_holders[page] and page not in shared
+            ]
+            n_needed = pool.n_needed(length, source, n_found)
+            for other in running:
+                assert other.sequence is not None
+                n_needed += len(other.sequence.pages[i]) < pool.n_places(other.most)
+            begun = source.pages[i][n_full : pool.n_places(n_found)]
+            if not pool.has_room_for(n_needed, spare, begun):
+                return False
+        return True
+
+    def reserve(self, request: Request, n_tokens: int) -> bool:
+        """Take the pages of its next tokens; False if there are none."""
+        assert request.sequence is not None
+        try:
+            self.cache.reserve(request.sequence, request.n_held + n_tokens)
+        except NoPageError:
+            return False
+        return True
+
+    def chunk(self, request: Request, n_tokens: int) -> int:
+        """The number of its next tokens, at most `n_tokens`, that are to be evaluated together:
+        fewer where recurrent layers leave a checkpoint."""
+        assert request.sequence is not None
+        end = request.n_held + n_tokens
+        if request.n_held < request.n_prompt:
+            end = self.cache.states.boundary(request.sequence, end, request.n_prompt)
+        return end - request.n_held
+
+    def hold(self, request: Request, n_tokens: int) -> None:
+        """Count tokens that were evaluated."""
+        sequence = request.sequence
+        assert sequence is not None
+        states, end = self.cache.states, sequence.length + n_tokens
+        ends_there = end <= request.n_prompt and (
+            states.boundary(sequence, end + 1, request.n_prompt) == end
+        )
+        sequence.length = end
+        if end == request.n_prompt:
+            self.cache.checkpoint(sequence, exactly=False)
+        elif ends_there or states.is_due(sequence):
+            states.keep(sequence)
+
+    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
+        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
+        if there are none."""
+        sequence = request.sequence
+        assert sequence is not None
+        if not self.cache.may_guess(sequence, n_tokens, n_drafts):
+            return False
+        if self.reserve(request, n_tokens + n_drafts):
+            self.cache.states.mark(sequence)
+            return True
+        self.cache.cut_back(sequence, sequence.length)  # gives back what was taken of some pools
+        self.cache.reserve(sequence, sequence.length + n_tokens)
+        return False
+
+    def retract(self, request: Request, length: int) -> None:
+        """Take back the rows of guesses from position `length` on.
+
+        What can't be cut there is cut further back, and missing.
+        """
+        sequence = request.sequence
+        assert sequence is not None
+        if length < sequence.length:
+            self.cache.cut_back(sequence, length, exactly=True)
+        self.cache.states.unmark(sequence)
+
+    def end(self, request: Request) -> None:
+        """Take its sequence away, and keep its rows as long as there is room."""
+        sequence, request.sequence = request.sequence, None
+        assert sequence is not None
+        self.cache.states.keep(sequence)
+        self.prefixes.keep(sequence, request.text.marked(sequence.length))
+
+
+def _as_kept(request: Request) -> KeptText:
+    assert request.sequence is not None
+    return KeptText(request.sequence, request.text.marked(request.n_held))

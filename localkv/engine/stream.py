@@ -1,0 +1,378 @@
+"""From token ids to text: pieces as they come, stop strings, and the figures at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from threading import RLock
+from typing import TYPE_CHECKING, Protocol
+from weakref import finalize
+
+from localkv.engine.degeneration import Degeneration, degeneration
+from localkv.engine.generation import FinishReason, Generation, GenerationStats
+from localkv.engine.logprobs import TokenLogprob, named
+
+if TYPE_CHECKING:
+    from localkv.engine.answer_calls import ReadCalls
+    from localkv.engine.audit import Audit
+    from localkv.tool_calls.events import ToolCall
+
+
+class TokenDecoder(Protocol):
+    """Turns ids into text that never ends within a character."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self, *, is_cut: bool = False) -> str:
+        """What is left at the end; `is_cut` if the model would have gone on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: without the stop string that ended it.
+        finish_reason: "stop", "length" or "cancelled".
+        usage: token counts.
+        timings: seconds and rates.
+        seed: of the sampler that drew it.
+        context_full: it ended with "length" because the context did.
+        logprobs: of each token that `usage` counts, also of those of a stop string that ended the
+            text; None unless they were asked for.
+        tool_calls: the calls in the answer, if it was told of tools.
+        content: the answer without its calls and its reasoning; None if it was told of none.
+        audit: what the packed cache changed, if that was asked for and there are tokens.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    context_full: bool = False
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
+    audit: Audit | None = None
+
+    def __repr__(self) -> str:
+        facts = [f"text={self.text!r}", f"finish_reason={self.finish_reason!r}"]
+        if self.tool_calls:
+            facts.append(f"tool_calls={self.tool_calls!r}")
+        usage, timings = self.usage, self.timings
+        facts.append(
+            f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, "
+            f"{timings.decode_per_second:.1f} t/s"
+        )
+        return f"Completion({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts, with OpenAI's names.
+
+    `cached_tokens` of the prompt were not evaluated again. The next `lost_tokens` were the same as
+    before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
+    recurrent layers no state from there. Of the completion, `accepted_tokens` were guessed
+    rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`, and
+    `reasoning_tokens` are reasoning, without its tags.
+    `requantised_pages` of a cache with a budget changed to smaller types meanwhile.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    lost_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_batches: int = 0
+    requantised_pages: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds, and tokens per second, of the prompt and of decoding; `requantise_seconds` of both
+    went into pages that changed their types."""
+
+    prompt_seconds: float
+    prompt_per_second: float
+    decode_seconds: float
+    decode_per_second: float
+    requantise_seconds: float = 0.0
+
+
+class StopStrings:
+    """Ends a text where one of several strings begins, holding back text that may become one.
+
+    Attributes:
+        hit: the string that ended it, if one did.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stop for stop in stops if stop)
+        self.held = ""
+        self.hit: str | None = None
+
+    def push(self, piece: str) -> str:
+        """Text that is certain; after a hit, the text before the stop string."""
+        text = self.held + piece
+        starts = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if starts:
+            at, self.hit = min(starts, key=lambda found: found[0])
+            self.held = ""
+            return text[:at]
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The text that was held back, now that no more comes."""
+        held, self.held = self.held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[len(text) - size :]):
+            return size
+    return 0
+
+
+class TextStream(Iterator[str]):
+    """Pieces of text as they are generated; `completion` once they are exhausted.
+
+    Between two pieces it holds nothing: other calls, and other streams of the same model, may come
+    in between, and the text is the same as without them. Threads may share it; each
+    piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
+    "cancelled". Closing it, or leaving it, keeps the evaluated rows in the cache; one that is not
+    referred to any more has ended with the next step of others.
+
+    Args:
+        generation: yields the tokens.
+        decoder: turns them into text.
+        stops: strings that end the text.
+        seed: of the sampler.
+        opening: text at the end of the prompt, which comes first.
+        n_reasoned: how many tokens so far are reasoning.
+        token_bytes: the bytes of a token, if its logprobs are asked for.
+
+    Attributes:
+        calls: looks for calls of tools in the finished text, if there are tools.
+        audited: audits the finished text for `completion`, if that is asked for.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        decoder: TokenDecoder,
+        stops: Sequence[str],
+        seed: int,
+        *,
+        opening: str = "",
+        n_reasoned: Callable[[], int] = lambda: 0,
+        token_bytes: Callable[[int], bytes] | None = None,
+    ) -> None:
+        self.generation = generation
+        self.seed = seed
+        self._opening = opening
+        self._n_opening = len(opening)
+        self._decoder = decoder
+        self._stops = StopStrings(stops)
+        self._text: list[str] = []
+        self._sizes: list[int] = []  # characters that each token added, before stop strings
+        self._finish_reason: FinishReason | None = None
+        self.calls: ReadCalls | None = None
+        self.audited: Callable[[], Audit | None] | None = None
+        self._audit: Audit | None = None
+        self._n_reasoned = n_reasoned
+        self._token_bytes = token_bytes
+        self._logprobs: list[TokenLogprob] = []
+        self._one_at_a_time = RLock()
+        finalize(self, generation.leave).atexit = False  # the steps of others know it as well
+
+    def __repr__(self) -> str:
+        state = self._finish_reason or "goes on"
+        return f"<TextStream: {self.generation.stats.n_generated} tokens, {state}>"
+
+    def __next__(self) -> str:
+        with self._one_at_a_time:
+            piece, self._opening = self._opening, ""
+            if piece:
+                self._text.append(piece)
+            try:
+                while not piece and self._finish_reason is None:
+                    piece = self._next_piece()
+                    self._text.append(piece)
+            except BaseException:
+                self.close()
+                raise
+            if not piece:
+                raise StopIteration
+            return piece
+
+    def advance(self) -> bool:
+        """Run one step if the next token is not there, such as for a piece of a long prompt;
+        `n_read` says how far it is.
+
+        Returns:
+            whether it is there now, or none will be.
+        """
+        with self._one_at_a_time:
+            return self.generation.advance()
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that are evaluated."""
+        request = self.generation.request
+        return min(request.n_prompt, request.n_held)
+
+    def read(self, is_ready: Callable[[], bool]) -> str | None:
+        """The text of the tokens that are there; None once all of it was read.
+
+        Args:
+            is_ready: whether the next token is there, or none follows, so that nothing is run.
+        """
+        with self._one_at_a_time:
+            if self._finish_reason is not None:
+                return None
+            pieces, self._opening = [self._opening], ""
+            try:
+                while self._finish_reason is None and is_ready():
+                    pieces.append(self._next_piece())
+            except BaseException:
+                self.close()
+                raise
+            text = "".join(pieces)
+            self._text.append(text)
+            return text
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.hit
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counts and seconds so far."""
+        return self.generation.stats
+
+    @property
+    def token_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """The logprobs of the tokens so far, with or without text of their own; None if not asked
+        for."""
+        if self._token_bytes is None:
+            return None
+        with self._one_at_a_time:
+            for one in self.generation.logprobs[len(self._logprobs) :]:
+                self._logprobs.append(named(one, self._token_bytes))
+            return tuple(self._logprobs)
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The logprobs of tokens since the last call. They are dropped here, so a text takes no
+        memory for them if `token_logprobs` is not read."""
+        if self._token_bytes is None:
+            return ()
+        with self._one_at_a_time:
+            taken = self.generation.take_logprobs()
+            return tuple(named(one, self._token_bytes) for one in taken)
+
+    def degeneration(self) -> Degeneration:
+        """Signs of a degenerated text in the tokens so far; entropies are looked at if they were
+        kept for an audit."""
+        stats, kept = self.stats, self.generation.predictions
+        entropies = [] if kept is None else kept.entropies[: stats.n_generated]
+        return degeneration(self.generation.ids[stats.n_prompt :], entropies)
+
+    def places(self) -> list[tuple[int, int]]:
+        """The characters of the text, from and to, that each token so far became.
+
+        A token that is a part of a character has those of the one that completes it; what is not
+        part of the text, as a stop string, has none.
+        """
+        with self._one_at_a_time:
+            n_tokens, n_read = self.stats.n_generated, len(self._sizes)
+            sizes = [*self._sizes, *[0] * (n_tokens - n_read)]
+            n_text = sum(map(len, self._text))
+        ends = [min(end, n_text) for end in accumulate(sizes, initial=self._n_opening)]
+        places, end = list[tuple[int, int]](), ends[-1]
+        for start, after in reversed(list(pairwise(ends))):
+            end = after if after > start else end
+            places.append((start, end))
+        return places[::-1]
+
+    def close(self) -> None:
+        """End it, with "cancelled" unless it has ended."""
+        with self._one_at_a_time:
+            self.generation.close()
+            if self._finish_reason is None:
+                self._finish_reason = "cancelled"
+
+    def _next_piece(self) -> str:
+        """The text that the next token adds, which may be none yet."""
+        token = next(self.generation, None)
+        if token is None:
+            piece = self._decoder.flush(is_cut=self.generation.finish_reason != "stop")
+        else:
+            piece = self._decoder.push(token)
+            self._sizes.append(len(piece))
+        piece = self._stops.push(piece)
+        if self._stops.hit is not None:
+            self._finish_reason = "stop"
+            self.generation.close()
+        elif token is None:
+            piece += self._stops.flush()
+            self._finish_reason = self.generation.finish_reason
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        """Everything about the generation; reads the rest of it first."""
+        for _ in self:
+            pass
+        assert self._finish_reason is not None
+        stats, text = self.stats, "".join(self._text)
+        if self.audited is not None:
+            self._audit, self.audited = self.audited(), None
+        content: str | None = None
+        tool_calls: tuple[ToolCall, ...] = ()
+        if self.calls is not None:
+            is_cut = self._finish_reason != "stop" or self._stops.hit is not None
+            content, tool_calls = self.calls.of(text, is_cut=is_cut)
+        return Completion(
+            text=text,
+            finish_reason=self._finish_reason,
+            usage=Usage(
+                prompt_tokens=stats.n_prompt,
+                completion_tokens=stats.n_generated,
+                total_tokens=stats.n_prompt + stats.n_generated,
+                cached_tokens=stats.n_reused,
+                lost_tokens=stats.n_lost,
+                drafted_tokens=stats.n_drafted,
+                accepted_tokens=stats.n_accepted,
+                verified_batches=stats.n_verified,
+                requantised_pages=stats.requantised.n_pages,
+                reasoning_tokens=min(self._n_reasoned(), stats.n_generated),
+            ),
+            timings=Timings(
+                prompt_seconds=stats.prompt_seconds,
+                prompt_per_second=stats.prompt_per_second,
+                decode_seconds=stats.decode_seconds,
+                decode_per_second=stats.decode_per_second,
+                requantise_seconds=stats.requantised.seconds,
+            ),
+            seed=self.seed,
+            context_full=self._finish_reason == "length" and self.generation.context_full,
+            logprobs=self.token_logprobs,
+            tool_calls=tool_calls,
+            content=content,
+            audit=self._audit,
+        )

@@ -1,1 +1,0 @@
-"""From token ids to text as it grows, and what ends it."""
