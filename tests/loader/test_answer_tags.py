@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv.chat.reasoning import split_reasoning
-from localkv.loader.answer_tags import ChannelDecoder, channel_markers, in_channels, writes_channels
+from localkv.loader.answer_tags import (
+    THINK_TAGS,
+    ChannelDecoder,
+    channel_markers,
+    in_channels,
+    writes_channels,
+)
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.family_templates import FAMILIES, GPT_OSS
 from support.tiny_vocabulary import bpe_metadata
@@ -18,6 +24,10 @@ PROMPT = "<|start|>system<|message|>Reasoning: low<|end|><|start|>assistant"
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 CALL = " to=functions.weather <|constrain|>json<|message|>"
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12).filter(
+    lambda text: not any(tag in text for tag in ("<|endoftext|>", *MARKERS, *THINK_TAGS))
+)
+"""Text without the tokens and tags that have a meaning here."""
 
 
 def read(
@@ -101,8 +111,8 @@ def test_prompts_that_end_within_an_answer(end: str, written: str, text: str) ->
 
 
 @given(
-    reasoning=st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
-    answer=st.text(st.characters(exclude_categories=("Cs",)), max_size=12),
+    reasoning=st.none() | WORDS,
+    answer=WORDS,
 )
 def test_a_text_becomes_what_the_model_wrote(reasoning: str | None, answer: str) -> None:
     """As it does where an answer goes on after it was stopped."""
