@@ -23,7 +23,7 @@ from localkv.chat.store import Store
 from localkv.commands.chat import default_threads
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
-from localkv.tui.messages import PromptSubmitted
+from localkv.tui.widgets.prompt import PromptSubmitted
 
 QUESTION = "Tell me a story about a fox named Mia."
 

@@ -16,7 +16,7 @@ from localkv.chat.store import Store
 from localkv.commands.chat import default_threads
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
-from localkv.tui.messages import PromptSubmitted
+from localkv.tui.widgets.prompt import PromptSubmitted
 
 PICTURE = Path(__file__).with_name("chat.svg")
 MODEL = str(PICTURE.parents[1] / "models" / "tales-4M-F16.gguf")

@@ -156,7 +156,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_chat_page_has_every_key_and_command() -> None:
-    from localkv.tui.help_screen import KEYS, MESSAGE_KEYS
+    from localkv.tui.dialogs import KEYS, MESSAGE_KEYS
     from localkv.tui.slash_commands import COMMANDS
 
     page = (ROOT / "docs" / "chat.md").read_text()

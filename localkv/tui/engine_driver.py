@@ -1,34 +1,131 @@
-"""`EngineDriver`: runs a blocking engine in a thread and posts its results to a widget."""
+"""`EngineDriver`: runs a blocking engine in a thread and posts its results as messages."""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
 from textual.message import Message
 
-from localkv.chat.engine import Audited, ChatEngine, ChatRequest, Finished, PromptProgress
+from localkv.chat.engine import (
+    Audited,
+    ChatEngine,
+    ChatRequest,
+    EngineFacts,
+    Finished,
+    LoadProgress,
+    PromptProgress,
+    TextDelta,
+)
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
-from localkv.tui.messages import (
-    AnswerAudited,
-    AnswerEnded,
-    AnswerFailed,
-    AnswerGrew,
-    ContextMeasured,
-    EngineFailed,
-    EngineLoading,
-    EngineReady,
-    PromptRead,
-    StateLoaded,
-    StateNotSaved,
-    TokensCounted,
-    TurnsDropped,
-)
+
+
+@dataclass
+class EngineMessage(Message):
+    """From an engine; one that was replaced may still send some."""
+
+    driver: EngineDriver
+
+
+@dataclass
+class EngineLoading(EngineMessage):
+    """Loading has come further."""
+
+    progress: LoadProgress
+
+
+@dataclass
+class EngineReady(EngineMessage):
+    """The model is loaded."""
+
+    facts: EngineFacts
+
+
+@dataclass
+class EngineFailed(EngineMessage):
+    """Loading failed, or something that was asked between answers did."""
+
+    error: LocalKVError
+
+
+@dataclass
+class PromptRead(EngineMessage):
+    """More of the prompt is read; the answer begins after its end."""
+
+    progress: PromptProgress
+
+
+@dataclass
+class AnswerGrew(EngineMessage):
+    """More of the answer is there."""
+
+    delta: TextDelta
+
+
+@dataclass
+class AnswerEnded(EngineMessage):
+    """The answer is complete."""
+
+    stats: Finished
+
+
+@dataclass
+class AnswerFailed(EngineMessage):
+    """The answer ended with an error."""
+
+    error: LocalKVError
+
+
+@dataclass
+class AnswerAudited(EngineMessage):
+    """What the packed cache changed in the last answer; or why that is not known."""
+
+    audited: Audited
+    error: LocalKVError | None = None
+
+
+@dataclass
+class TokensCounted(EngineMessage):
+    """The number of tokens that the conversation takes."""
+
+    n_tokens: int
+
+
+@dataclass
+class StateLoaded(EngineMessage):
+    """What was evaluated before is in the cache; or why it is not."""
+
+    n_tokens: int
+    error: LocalKVError | None = None
+
+
+@dataclass
+class StateNotSaved(EngineMessage):
+    """Why what was evaluated is not in a file."""
+
+    error: LocalKVError
+
+
+@dataclass
+class ContextMeasured(EngineMessage):
+    """The conversation does not fit: what happened, its tokens, its last turn's tokens."""
+
+    what: str
+    n_tokens: int
+    n_last: int
+
+
+@dataclass
+class TurnsDropped(EngineMessage):
+    """The oldest turns are no longer part of the prompt."""
+
+    n_turns: int
 
 
 class EngineDriver:

@@ -15,7 +15,7 @@ from localkv.errors import UsageError, counted
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLERS
 from localkv.tui.figures import size
-from localkv.tui.widgets.settings import setting_text
+from localkv.tui.widgets.side_panel import setting_text
 
 if TYPE_CHECKING:
     from localkv.tui.chat_screen import ChatScreen
@@ -27,7 +27,7 @@ ALIASES = {
 """llama.cpp's names of settings that are called otherwise here."""
 
 WHY_LOST = "some layers no longer had what they keep of the text before them"
-"""Of tokens that were the same as before and had to be read again."""
+"""Why tokens that were the same as before had to be read again."""
 
 THINK = {"on": True, "off": False, "auto": None}
 """Arguments of /think, and what they ask of the chat template."""
@@ -256,8 +256,8 @@ async def _audit(screen: ChatScreen, argument: str) -> None:
         return
     if argument not in AUDITS:
         raise UsageError(f"/audit {argument}: no such choice", hint=f"use {', '.join(AUDITS)}")
-    screen.audits = AUDITS[argument]
-    when = "when nothing else goes on" if screen.audits else "by /audit alone"
+    screen.audit.automatic = AUDITS[argument]
+    when = "when nothing else goes on" if screen.audit.automatic else "by /audit alone"
     await screen.transcript.note(f"answers are audited {when}")
 
 

@@ -194,8 +194,7 @@ engine_child.main()
 
 
 def test_nobody_waits_for_a_thread_that_failed() -> None:
-    from localkv.tui.engine_driver import EngineDriver
-    from localkv.tui.messages import AnswerFailed, EngineFailed
+    from localkv.tui.engine_driver import AnswerFailed, EngineDriver, EngineFailed
 
     class Broken:
         def load(self, on_progress: object) -> None:

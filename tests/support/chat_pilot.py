@@ -22,7 +22,7 @@ from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from localkv.tui.widgets.prompt import Prompt
 from localkv.tui.widgets.transcript import Note
 from support.fake_engine import FakeEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.widgets.markdown import MarkdownFence
 
-from localkv.tui.widgets.markdown_parser import markdown_parser
+from localkv.tui.widgets.answer_markdown import markdown_parser
 from support.chat_pilot import User, user, words
 from support.fake_engine import FakeEngine
 

@@ -9,9 +9,8 @@ from textual.widgets import Static
 
 from localkv.chat.engine import Audited
 from localkv.errors import LocalKVError
-from localkv.tui import auditing
-from localkv.tui.audit_screen import MARK, AuditScreen, marked_text
-from localkv.tui.widgets.audit_figures import AuditFigures
+from localkv.tui import chat_audit
+from localkv.tui.chat_audit import MARK, AuditScreen, ChatAudit, marked_text
 from support.chat_pilot import User, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 
@@ -34,7 +33,7 @@ def engine(*answers: str) -> FakeEngine:
 
 
 def figures(me: User) -> str:
-    shown = me.chat.query_one(AuditFigures)
+    shown = me.chat.query_one(ChatAudit)
     return str(shown.render()) if shown.display else ""
 
 
@@ -117,7 +116,7 @@ async def test_esc_and_a_new_message_end_it() -> None:
 async def test_answers_are_audited_when_nobody_presses_a_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auditing, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(chat_audit, "IDLE_SECONDS", 0.05)
     first = Wait()
     fake = engine(TEXT, "Well.")
     async with user(fake) as me:

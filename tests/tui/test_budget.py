@@ -9,8 +9,8 @@ import pytest
 from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.sampling.params import SamplingParams
-from localkv.tui.audit_screen import AuditScreen
-from localkv.tui.full_context_screen import FullContextScreen
+from localkv.tui.chat_audit import AuditScreen
+from localkv.tui.full_context import FullContextScreen
 from support.chat_pilot import User, user
 from support.paths import MODELS
 

@@ -7,7 +7,7 @@ from textual.widgets import Input, Static
 
 from localkv.chat.store import Store
 from localkv.sampling.params import SamplingParams
-from localkv.tui.help_screen import HelpScreen
+from localkv.tui.dialogs import HelpScreen
 from support.chat_pilot import user
 from support.fake_engine import FakeEngine
 from support.quick import quick

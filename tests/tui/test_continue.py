@@ -13,7 +13,7 @@ from localkv.chat.store import Store
 from localkv.chat.stored_row import SessionCache
 from localkv.errors import DoesNotFitError, ModelFileError
 from localkv.sampling.params import SamplingParams
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from support.chat_pilot import FakeModels, User, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 

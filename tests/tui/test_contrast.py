@@ -12,7 +12,7 @@ from rich.style import Style
 
 from localkv.chat.engine import EngineStoppedError
 from localkv.errors import ModelFileError
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from support.chat_pilot import FakeModels, User, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 

@@ -9,7 +9,7 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
-from localkv.tui.sessions_screen import SessionsScreen
+from localkv.tui.dialogs import SessionsScreen
 from support.chat_pilot import choose, user
 from support.fake_engine import FACTS, FakeEngine, Wait
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from support.chat_pilot import User, user, words
 from support.fake_engine import FakeEngine, Wait
 

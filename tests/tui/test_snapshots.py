@@ -15,7 +15,7 @@ import pytest
 
 from localkv.chat.engine import EngineStoppedError
 from localkv.chat.store import Store
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from support.chat_pilot import User, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ends programs b
 
 WATCH = """
 import sys, time
-from localkv.tui import terminal_end
-terminal_end.GRACE_SECONDS = 0.2
-terminal_end.when_terminal_ends({end})
+from localkv.tui import terminal
+terminal.GRACE_SECONDS = 0.2
+terminal.when_terminal_ends({end})
 print("ready", flush=True)
 while True:
     time.sleep(1)

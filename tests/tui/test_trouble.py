@@ -10,7 +10,7 @@ from textual.widgets import Static
 from localkv.chat.engine import EngineStoppedError
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError, ModelFileError
-from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.dialogs import ChoiceScreen
 from localkv.tui.widgets.load_strip import LoadStrip
 from support.chat_pilot import choose, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait

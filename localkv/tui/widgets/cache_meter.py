@@ -42,7 +42,7 @@ def _fill_style(share: float) -> str:
 
 
 class _Meter(Static):
-    """Shows a state, laid out anew where there is more or less room."""
+    """Shows a state, and lays it out again when its width changes."""
 
     state = MeterState()
 

@@ -1,21 +1,39 @@
-"""`Waiting`: the messages that are sent one after the other, once each answer is there."""
+"""`Waiting`: the queue of messages that were sent while an answer is still being written.
+
+They are sent in order, each after the answer to the one before. After an answer that was stopped,
+cut or failed they are held until the user sends again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.message import Message
 from textual.widgets import Static
 
 from localkv.system.terminal_text import visible
-from localkv.tui.messages import WaitingEditWanted, WaitingRemoved
 
 SOON = "Waiting for the answer · Up or e takes one back, Delete removes it"
 HELD = "Waiting · Enter sends the first"
+
+
+@dataclass
+class WaitingEditWanted(Message):
+    """The user wants a message back that waits to be sent."""
+
+    at: int
+
+
+@dataclass
+class WaitingRemoved(Message):
+    """The user no longer wants to send a message that waits."""
+
+    at: int
 
 
 class WaitingMessage(Static, can_focus=True):
@@ -47,7 +65,16 @@ class WaitingMessage(Static, can_focus=True):
 
 
 class Waiting(VerticalScroll, can_focus=False):
-    """All of them, above the prompt; not there if there is none."""
+    """The queue of messages, shown above the prompt unless it is empty.
+
+    Attributes:
+        texts: their texts, the next one first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="waiting")
+        self.texts: tuple[str, ...] = ()
+        self._place: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("", id="waiting-heading")
@@ -55,12 +82,50 @@ class Waiting(VerticalScroll, can_focus=False):
     def on_mount(self) -> None:
         self.display = False
 
+    def add(self, text: str) -> None:
+        """Put a text at the end, or in the place that one was taken from to be edited."""
+        place = len(self.texts) if self._place is None else self._place
+        self._place = None
+        self.texts = (*self.texts[:place], text, *self.texts[place:])
+
+    def take_first(self) -> str:
+        """Remove the first text, to send it."""
+        text = self.texts[0]
+        self.remove_text(0)
+        if self._place:
+            self._place -= 1
+        return text
+
+    def put_back(self, text: str) -> None:
+        """Put a text that could not be sent before the others."""
+        self.texts = (text, *self.texts)
+
+    def take_to_edit(self, at: int) -> str:
+        """Remove a text, and keep its place for what becomes of it."""
+        self._place = at % len(self.texts)
+        text = self.texts[self._place]
+        self.remove_text(self._place)
+        return text
+
+    def remove_text(self, at: int) -> None:
+        self.texts = (*self.texts[:at], *self.texts[at + 1 :])
+
+    def take_all(self) -> tuple[str, ...]:
+        """Remove all texts."""
+        texts, self.texts = self.texts, ()
+        return texts
+
+    def forget_place(self) -> None:
+        """The text that was taken to be edited was sent."""
+        self._place = None
+
     def messages(self) -> list[WaitingMessage]:
+        """The lines that show them."""
         return list(self.query(WaitingMessage))
 
-    async def show(self, texts: Sequence[str], *, held: bool) -> None:
-        """Show these texts; `held` if they wait for the user and not for an answer."""
+    async def show(self, *, held: bool) -> None:
+        """Show the texts; `held` if they wait for the user and not for an answer."""
         self.query_one("#waiting-heading", Static).update(HELD if held else SOON)
         await self.remove_children(WaitingMessage)
-        await self.mount_all([WaitingMessage(at, text) for at, text in enumerate(texts)])
-        self.display = bool(texts)
+        await self.mount_all([WaitingMessage(at, text) for at, text in enumerate(self.texts)])
+        self.display = bool(self.texts)
