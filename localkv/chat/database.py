@@ -1,6 +1,7 @@
 """`Database`: a connection to the file of sessions, which other chats may have open, too.
 
-All that can go wrong with the file leaves here as one line.
+The file is private, has the tables below, and is brought to their newest version when it is opened.
+All that can go wrong with it leaves here as one line.
 """
 
 from __future__ import annotations
@@ -15,13 +16,143 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from localkv.chat.private_file import make_private
-from localkv.chat.schema import SCHEMA_VERSION, SQLITE_ERRORS, damage_of, migrate, version_of
 from localkv.errors import LocalKVError, printable
 
 PATIENCE = 10.0
 """Seconds to wait for another chat that is writing."""
 IN_MEMORY = ":memory:"
+SIDECARS = ("-wal", "-shm", "-journal")
+"""Endings of SQLite's files beside a database, while it is open and after a crash."""
+
+
+def make_private(path: Path, *, own_folder: bool) -> None:
+    """Make a file and its folder where there are none, and keep others out of both.
+
+    A folder that is made is private. An existing one is left alone unless it is localkv's own,
+    since it may hold shared files.
+
+    Args:
+        path: the file, without symbolic links.
+        own_folder: whether the folder holds only localkv's files.
+
+    Raises:
+        OSError: it is not a file, or can't be made.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if own_folder:
+        tighten(path.parent)
+    with suppress(FileExistsError):
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            if os.name == "posix":
+                os.fchmod(handle, 0o600)  # despite the umask
+        finally:
+            os.close(handle)
+    # It is not opened here: closing it would take the locks that SQLite holds in this process.
+    for file in (path, *(Path(f"{path}{suffix}") for suffix in SIDECARS)):
+        if file.is_file():
+            tighten(file)
+
+
+def is_private(path: Path) -> bool:
+    """Whether others can't read or write a file or folder."""
+    return os.name != "posix" or not path.stat().st_mode & 0o077
+
+
+def tighten(path: Path) -> None:
+    """Take all rights from others, if it is the user's."""
+    with suppress(OSError):  # it has just gone, or its file system has no modes
+        info = path.stat()
+        if os.name == "posix" and info.st_uid == os.geteuid() and not is_private(path):
+            path.chmod(stat.S_IMODE(info.st_mode) & 0o700)
+
+
+_MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        id INTEGER PRIMARY KEY,
+        title TEXT NOT NULL,
+        model TEXT NOT NULL,
+        system_prompt TEXT NOT NULL,
+        settings TEXT NOT NULL,
+        leaf_id INTEGER,
+        dropped_id INTEGER,
+        created REAL NOT NULL,
+        updated REAL NOT NULL
+    );
+    CREATE TABLE messages (
+        id INTEGER PRIMARY KEY,
+        session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+        parent_id INTEGER REFERENCES messages (id),
+        role TEXT NOT NULL,
+        content TEXT NOT NULL,
+        finish_reason TEXT,
+        stats TEXT,
+        error TEXT,
+        created REAL NOT NULL
+    );
+    CREATE INDEX messages_of_session ON messages (session_id);
+    CREATE TABLE preferences (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    """,
+)
+"""From each version of the schema to the next; PRAGMA user_version counts them."""
+
+SCHEMA_VERSION = len(_MIGRATIONS)
+
+COLUMNS = {
+    "sessions": "id, title, model, system_prompt, settings, leaf_id, dropped_id, created, updated",
+    "messages": "id, session_id, parent_id, role, content, finish_reason, stats, error, created",
+    "preferences": "name, value",
+}
+"""The columns of each table, in the order in which a row holds them."""
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""Errors of SQLite's module; the latter if a message of SQLite quotes damaged text."""
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """The version of a file's schema; 0 of a file that was just made."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring a file to the newest version. The caller holds the lock of writers."""
+    for number, script in enumerate(_MIGRATIONS[version_of(db) :], version_of(db) + 1):
+        for statement in script.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {number}")
+
+
+def has_tables(db: sqlite3.Connection) -> bool:
+    """Whether all tables are there, and are tables, and have all columns.
+
+    Raises:
+        sqlite3.Error: a column is missing, or the list of tables can't be read.
+    """
+    found = set(db.execute("SELECT type, name FROM sqlite_master"))
+    if not all(("table", name) in found for name in COLUMNS):
+        return False
+    for table, columns in COLUMNS.items():
+        db.execute(f"SELECT {columns} FROM {table} LIMIT 0")
+    return True
+
+
+def damage_of(db: sqlite3.Connection) -> str | None:
+    """The error in the file's layout, or None. Values are not checked.
+
+    Raises:
+        sqlite3.Error: a column is missing, or the file can't be read at all.
+    """
+    if not has_tables(db):
+        return "a table is missing"
+    others = db.execute("SELECT type, name FROM sqlite_master WHERE type != 'table'").fetchall()
+    if ("index", "messages_of_session") not in others:
+        return "an index is missing"
+    if any(kind == "trigger" for kind, _ in others):
+        return "it does something by itself when it is written to"
+    found = [line for (text,) in db.execute("PRAGMA quick_check(1)") for line in text.splitlines()]
+    wrong = [line for line in found if line != "ok" and not line.startswith("***")]
+    return wrong[0] if wrong else None
 
 
 class DamagedStoreError(LocalKVError):

@@ -19,7 +19,7 @@ from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.chat.engine import EngineOptions
 from localkv.chat.server_engine import is_url
-from localkv.chat.stored_row import SessionCache
+from localkv.chat.store import SessionCache
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.formats import KV_FORMATS

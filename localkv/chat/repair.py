@@ -25,11 +25,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
 from localkv.chat.conversation import Role
-from localkv.chat.database import Database, default_path
-from localkv.chat.private_file import SIDECARS, tighten
-from localkv.chat.schema import COLUMNS, SCHEMA_VERSION, SQLITE_ERRORS, damage_of, version_of
-from localkv.chat.store import LATEST, Store
-from localkv.chat.stored_row import check_ending, settings_of, stats_of
+from localkv.chat.database import (
+    COLUMNS,
+    SCHEMA_VERSION,
+    SIDECARS,
+    SQLITE_ERRORS,
+    Database,
+    damage_of,
+    default_path,
+    tighten,
+    version_of,
+)
+from localkv.chat.store import LATEST, Store, check_ending, settings_of, stats_of
 from localkv.errors import LocalKVError, printable
 
 LARGEST_ID = 1 << 40

@@ -13,8 +13,7 @@ from typing import Any
 from localkv.chat.conversation import Conversation, Message
 from localkv.chat.database import PATIENCE
 from localkv.chat.engine import ChatRequest, EngineFacts, Finished
-from localkv.chat.store import Store
-from localkv.chat.stored_row import SessionCache, chosen_settings
+from localkv.chat.store import SessionCache, Store, chosen_settings
 from localkv.config import MIXED
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams

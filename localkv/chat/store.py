@@ -1,4 +1,8 @@
-"""Sessions on disk: one SQLite file, which several programs may have open at a time."""
+"""Sessions on disk: one SQLite file, which several programs may have open at a time.
+
+Its rows become values here, and a damaged row is an error, never a wrong value. `KeptStates` are
+the files beside it, which hold what the sessions' models have evaluated.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,156 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from localkv.chat.conversation import Conversation, Message, Role, conversation_of
+from localkv.chat.conversation import ENDINGS, Conversation, Message, Role, conversation_of
 from localkv.chat.database import (
     PATIENCE,
+    SCHEMA_VERSION,
     DamagedStoreError,
     Database,
     SessionGoneError,
     damaged,
     default_path,
 )
-from localkv.chat.schema import SCHEMA_VERSION
-from localkv.chat.stored_row import MESSAGE_COLUMNS, message_of, settings_of
-from localkv.errors import LocalKVError
+from localkv.chat.engine import Finished
+from localkv.chat.wire import checked, sampling_params_from_json
+from localkv.errors import LocalKVError, UsageError
+from localkv.sampling.params import SamplingParams
+
+MESSAGE_COLUMNS = "id, parent_id, role, content, finish_reason, stats, error"
+
+_FINISHED = {field.name for field in fields(Finished)}
+
+
+def message_of(row: Sequence[Any]) -> Message:
+    """The message of a row of `MESSAGE_COLUMNS`.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    number, parent_id, role, content, reason, stats, error = row
+    if role not in get_args(Role):
+        raise ValueError(f"message {number} is neither the user's nor an answer")
+    try:
+        values = (parent_id, role, content, reason, None, error)
+        message = checked(Message, dict(zip(_MESSAGE_FIELDS, (number, *values), strict=True)))
+        check_ending(reason)
+        message.stats = stats_of(stats)
+    except ValueError as wrong:
+        raise ValueError(f"message {number}: {wrong}") from None
+    return message
+
+
+_MESSAGE_FIELDS = [field.name for field in fields(Message)]
+
+
+def check_ending(reason: Any) -> None:
+    """Refuse what is no `finish_reason` of a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if reason is not None and reason not in ENDINGS:
+        raise ValueError(f"its finish_reason is {reason!r:.60}")
+
+
+def stats_of(text: Any) -> Finished | None:
+    """The figures of an answer; fields of later versions are left out.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    if text is None:
+        return None
+    values = _json_object(text, "stats")
+    return checked(Finished, {k: v for k, v in values.items() if k in _FINISHED})
+
+
+def settings_of(text: Any) -> Mapping[str, Any]:
+    """The settings of a session.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    settings = _json_object(text, "settings")
+    chosen_settings(settings)
+    return settings
+
+
+@dataclass(frozen=True)
+class SessionCache:
+    """The largest context that a session ran with, and the types of K and V in it.
+
+    Attributes:
+        n_ctx: tokens; None if it has not run here.
+        type_k, type_v: None where layers have types of their own.
+        model: the file that it ran with.
+    """
+
+    n_ctx: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class ChosenSettings:
+    """The settings of a session.
+
+    Attributes:
+        params: how tokens are drawn.
+        max_tokens: at most; None is as many as there is room for.
+        think, prefill: as in `ChatRequest`.
+        cache: that it ran with.
+    """
+
+    params: SamplingParams
+    max_tokens: int | None = None
+    think: bool | None = None
+    prefill: str = ""
+    cache: SessionCache = SessionCache()
+
+
+def chosen_settings(settings: Mapping[str, Any]) -> ChosenSettings:
+    """The values of stored settings.
+
+    Raises:
+        ValueError: there are no such settings, or they have no such values.
+    """
+    values = dict(settings)
+    others = {name: values.pop(name) for name in _NOT_SAMPLING if name in values}
+    cache = others.pop("cache", {})
+    if not isinstance(cache, Mapping):
+        raise ValueError(f"its cache is {repr(cache)[:60]}")
+    try:
+        others["cache"] = checked(SessionCache, cache)
+        params = sampling_params_from_json({**asdict(SamplingParams()), **values})
+        chosen = checked(ChosenSettings, {"params": params, **others})
+    except UsageError as error:
+        raise ValueError(error.message) from None
+    if chosen.max_tokens is not None and chosen.max_tokens < 0:
+        raise ValueError(f"its max_tokens is {chosen.max_tokens}")
+    if chosen.cache.n_ctx is not None and chosen.cache.n_ctx < 1:
+        raise ValueError(f"its context is {chosen.cache.n_ctx}")
+    return chosen
+
+
+_NOT_SAMPLING = ("max_tokens", "think", "prefill", "cache")
+
+
+def _json_object(text: Any, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"its {name} can't be read")
+    return value
+
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -277,3 +415,37 @@ def _gone() -> SessionGoneError:
         "another chat has deleted this session, and nothing of it is stored any more",
         hint="/export keeps the text on the screen, Ctrl+N begins a new chat",
     )
+
+
+class KeptStates:
+    """States of sessions (docs/states.md), beside the file of the sessions.
+
+    Args:
+        sessions: the file of the sessions.
+    """
+
+    def __init__(self, sessions: Path) -> None:
+        self.folder = sessions.with_name(f"{sessions.name}.states")
+
+    def path(self, session_id: int) -> Path:
+        """Where a session's state is, or is to be."""
+        return self.folder / f"{session_id}.safetensors"
+
+    def prepared(self, session_id: int) -> Path:
+        """Where a session's state is to be: its folder is made, and only the user may read it.
+
+        Raises:
+            OSError: it can't be made.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.path(session_id)
+
+    def found(self, session_id: int | None) -> Path | None:
+        """Where a session's state is, if there is one."""
+        path = None if session_id is None else self.path(session_id)
+        return path if path is not None and path.is_file() else None
+
+    def forget(self, session_id: int) -> None:
+        """A session was deleted."""
+        with suppress(OSError):
+            self.path(session_id).unlink(missing_ok=True)

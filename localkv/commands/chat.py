@@ -165,9 +165,9 @@ def _run(
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
     from localkv.chat.engine import ChatEngine
-    from localkv.chat.kept_states import KeptStates
     from localkv.chat.model_choice import Models
     from localkv.chat.server_engine import ServerEngine, is_url
+    from localkv.chat.store import KeptStates
 
     def engine(options: EngineOptions) -> ChatEngine:
         if is_url(options.model):

@@ -25,8 +25,8 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from localkv.chat.engine import EngineOptions
-from localkv.chat.kept_states import KeptStates
 from localkv.chat.session import ChatSession
+from localkv.chat.store import KeptStates
 from localkv.errors import LocalKVError, counted
 from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen, EngineFactory

@@ -27,9 +27,9 @@ from textual.widgets import Static
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import ChatEngine, EngineOptions, EngineStoppedError
-from localkv.chat.kept_states import KeptStates
 from localkv.chat.reasoning import split_reasoning
 from localkv.chat.session import ChatSession
+from localkv.chat.store import KeptStates
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.tui.chat_audit import AuditDue, AuditScreen, ChatAudit
 from localkv.tui.dialogs import HelpScreen, ModelScreen, SessionsScreen

@@ -12,7 +12,7 @@ import pytest
 from localkv.chat import model_choice
 from localkv.chat.engine import EngineOptions
 from localkv.chat.model_choice import Models
-from localkv.chat.stored_row import SessionCache
+from localkv.chat.store import SessionCache
 from localkv.errors import DoesNotFitError, LocalKVError, ModelFileError, UsageError
 from localkv.system.machine_memory import Budget
 from support.paths import MODELS

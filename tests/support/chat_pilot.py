@@ -15,10 +15,9 @@ from textual.widgets.markdown import MarkdownBlock
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import EngineOptions
-from localkv.chat.kept_states import KeptStates
 from localkv.chat.model_choice import LocalModel, Models
 from localkv.chat.session import ChatSession
-from localkv.chat.store import Store
+from localkv.chat.store import KeptStates, Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp

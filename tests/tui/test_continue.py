@@ -9,8 +9,7 @@ from textual.widgets import Static
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
-from localkv.chat.store import Store
-from localkv.chat.stored_row import SessionCache
+from localkv.chat.store import SessionCache, Store
 from localkv.errors import DoesNotFitError, ModelFileError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.dialogs import ChoiceScreen

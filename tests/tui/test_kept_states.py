@@ -10,8 +10,7 @@ import pytest
 
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
 from localkv.chat.engine_process import EngineProcess
-from localkv.chat.kept_states import KeptStates
-from localkv.chat.store import Store
+from localkv.chat.store import KeptStates, Store
 from localkv.errors import UsageError
 from localkv.sampling.params import SamplingParams
 from support.chat_pilot import user, words
