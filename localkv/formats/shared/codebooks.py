@@ -5,7 +5,8 @@ scale makes values of them (KVQuant's non-uniform types, arXiv:2401.18079, secti
 integers so that kernels can look them up as bytes). Sixteen are even: a GPU looks up their halves,
 with 7 bits each, in two tables of eight, and the 8th bit says which table has none. Each layer has
 its own codebook for K and for V, from `quality/codebooks.py`; without one, the codebook of normal
-numbers serves. Kernels have it as a table (`table_of`), references by way of `codec_of`.
+numbers serves. Kernels have it as a table (`table_of`), references by way of `codec_of`. No array
+library, except for a table.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-from localkv.formats.base import Codec, QuantFormat
-from localkv.formats.shared.bits import Bytes, Floats
+    from localkv.formats.base import Codec, QuantFormat
+    from localkv.formats.shared.bits import Bytes, Floats
 
 Codebook = tuple[int, ...]
 
@@ -59,6 +61,8 @@ def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
     """A codebook as kernels read it: float32 [20], 16 numbers, whose last ones may be the
     same, and in the place of four more their bytes, each 128 larger; if numbers are even, halves of
     these."""
+    import numpy as np
+
     padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])
     as_bytes = ((padded + 128) // STEPS[len(codebook)]).astype(np.uint8).view(np.float32)
     return np.concatenate((padded.astype(np.float32), as_bytes))
