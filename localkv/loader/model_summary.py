@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from localkv.loader.gguf_file import read_metadata
-from localkv.loader.metadata import Metadata
+if TYPE_CHECKING:
+    from localkv.loader.metadata import Metadata
 
 # Names of `general.file_type`, without MOSTLY_: ggml's `llama_ftype`.
 FILE_TYPES: Final = {
@@ -46,6 +46,8 @@ def model_summary(path: str | os.PathLike[str]) -> ModelSummary:
     Raises:
         ModelFileError: the file is missing or malformed.
     """
+    from localkv.loader.gguf_file import read_metadata  # no model, no NumPy
+
     metadata = read_metadata(path)
     architecture = metadata.string("general.architecture", default=None)
     return ModelSummary(
