@@ -37,12 +37,9 @@ from torch import Tensor
 
 from localkv.arch.spec import AttentionParams, AttentionSpec, CacheGroup
 from localkv.bench.machine import bandwidth
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache, SegmentBatch
+from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import cache_segments
-from localkv.cache.uniform_cache import uniform_cache
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import Merge, SegmentAttention, attention, merge_segments

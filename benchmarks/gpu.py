@@ -41,6 +41,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from localkv.cache.kv_cache import uniform_cache
+
 ROOT = Path(__file__).parents[1]
 PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "q8_0/q4_0", "fp8_e4m3", "q5_1")
 WEIGHTS = (
@@ -292,7 +294,6 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
 
     from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
-    from localkv.cache.uniform_cache import uniform_cache
     from localkv.formats import TOKEN_FORMATS
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import segment_attention

@@ -27,11 +27,17 @@ from outliers import write_twin  # noqa: E402
 from quality import TWINS  # noqa: E402
 from quality_bench import Bench, Scope, text_options  # noqa: E402
 
-from localkv.cache.allocated_bits import allocated_bits  # noqa: E402
-from localkv.cache.layer_types import in_words, with_types  # noqa: E402
-from localkv.cache.profile import TypeList  # noqa: E402
-from localkv.cache.profiled import with_profile_types  # noqa: E402
-from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL  # noqa: E402
+from localkv.cache.layout import (  # noqa: E402
+    DEFAULT_SINK,
+    DEFAULT_TAIL,
+    allocated_bits,
+    in_words,
+    with_types,
+)
+from localkv.cache.profile import (  # noqa: E402
+    TypeList,
+    with_profile_types,
+)
 from localkv.config import CacheConfig  # noqa: E402
 from localkv.memory.kv_bytes import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402

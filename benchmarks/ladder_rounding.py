@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv import LLM
-from localkv.cache.hadamard import hadamard
 from localkv.cache.layout import SegmentSpec, cache_segments
+from localkv.cache.repack import hadamard
 from localkv.cache.row_copies import held_rows, planes, rows_out
 from localkv.config import CacheConfig
 from localkv.formats import FORMATS

@@ -19,9 +19,8 @@ from quality_recall import Recall, encoder_of, make_series, recall
 from quality_report import Measured
 
 from localkv import LLM
-from localkv.cache.layer_types import in_words
-from localkv.cache.profile import KVProfile
-from localkv.cache.scales import wants_scales
+from localkv.cache.layout import in_words
+from localkv.cache.profile import KVProfile, wants_scales
 from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model

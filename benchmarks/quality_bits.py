@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import group_layouts
-from localkv.cache.tail import TAIL_TYPE
+from localkv.cache.layout import TAIL_TYPE, group_layouts
 from localkv.config import CacheConfig
 from localkv.formats import FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token

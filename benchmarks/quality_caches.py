@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.layout import cache_segments
+from localkv.cache.layout import cache_segments, exact_rows
 from localkv.cache.profile import LayerTypes
-from localkv.cache.tail import exact_rows
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 

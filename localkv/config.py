@@ -29,7 +29,7 @@ MOST_EXACT = 1 << 20
 
 @dataclass(frozen=True)
 class KVScales:
-    """How large K and V of a model get, by layer and KV head; `cache/scales.py` keeps it in a file.
+    """How large K and V of a model get, by layer and KV head; `cache/profile.py` has the file.
 
     Attributes:
         architecture, name, n_layers, n_kv_heads, head_dim: the model's.
@@ -76,14 +76,14 @@ class CacheConfig:
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
         n_tokens: tokens that these can hold together; None for `n_ctx` each.
-        kv_rotation: whether K and V are stored rotated (`cache/hadamard.py`): "on", "off", or
+        kv_rotation: whether K and V are stored rotated (`cache/repack.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
         kv_codebooks: for types with codebooks; without one that of normal numbers serves.
         ctx_checkpoints: copies of the states of recurrent layers that a sequence has at most, in
             the host's memory; 0 for none.
         checkpoint_min_step: tokens that they are apart while a text goes on.
-        kv_tail: newest tokens that are read as f16 (`cache/tail.py`); None for what the types need.
+        kv_tail: newest tokens that are read as f16 (`cache/layout.py`); None for what types need.
         kv_sink: first tokens that are stored as f16; None for what the types gain from.
         smoothing: which smoothing the weights have (`KVProfile.smoothing_name`).
         type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.

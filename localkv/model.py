@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
-from localkv.cache.arrays import Array, Draw
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Array, Batch, Draw, LayerCache
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import (

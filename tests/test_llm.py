@@ -12,7 +12,7 @@ import pytest
 
 import localkv
 from localkv import LLM, LocalKVError, SamplingParams
-from localkv.cache.scales import wants_scales
+from localkv.cache.profile import wants_scales
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.quality.calibration import calibrate

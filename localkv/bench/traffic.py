@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localkv.bench.grid import BenchTest
-from localkv.cache.layout import GroupLayout, pages_for
-from localkv.cache.row_counts import bytes_of, read_rows, written_rows
+from localkv.cache.layout import GroupLayout, bytes_of, pages_for, read_rows, written_rows
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import tensors_of
 from localkv.model import Transformer

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.layout import typed_groups, types_in
-from localkv.cache.tail import TAIL_TYPE, check_tail
+from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import FORMATS, KV_FORMATS, TYPES_LISTED

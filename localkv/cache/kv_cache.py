@@ -9,31 +9,44 @@ knows nothing of what the formats mean beyond their planes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from localkv.arch.spec import LayerState
-from localkv.cache.arrays import Array, Arrays
-from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
-from localkv.cache.ladder_pool import LadderPool, Requantised
-from localkv.cache.ladder_rows import LadderRows, rung_batch
-from localkv.cache.layer_arrays import LayerArrays
-from localkv.cache.layer_cache import LayerCache
+from localkv.arch.spec import CacheGroup, LayerState
+from localkv.cache.arrays import (
+    Array,
+    Arrays,
+    Batch,
+    LayerCache,
+    Segment,
+    SegmentBatch,
+    Wanted,
+    row_fields,
+    wanted_rows,
+)
+from localkv.cache.ladder import stores_rows
+from localkv.cache.ladder_pool import LadderPool, LadderRows, Planes, Requantised, rung_batch
 from localkv.cache.layout import (
     DECODED_AT_ONCE,
+    PAGE_TOKENS,
+    CodebookUse,
     GroupLayout,
     PoolLayout,
+    SegmentSpec,
     group_bytes,
+    uniform_layouts,
 )
-from localkv.cache.pages import NO_SLOT, PagePool, Sequence
+from localkv.cache.pages import NO_SLOT, PagePool, SegmentRows, Sequence, segment_rows
+from localkv.cache.profile import head_scales
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.repack import repack_page
-from localkv.cache.segment_batch import segment_batch
-from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
+from localkv.formats import FORMATS
+from localkv.formats.codebook_codec import table_of
+from localkv.formats.codebooks import NORMAL
 
 
 class KVCache:
@@ -397,3 +410,216 @@ class KVCache:
             assert self.ladder is not None
             return rung_batch(rows, self.ladder, parts, starts, self.arrays)
         return segment_batch(rows, parts, starts, self.arrays)
+
+
+class LayerArrays:
+    """Allocates them, layer by layer.
+
+    Args:
+        arrays: where they live.
+        kv_scales: for types that are scaled by head; without it their scales are 1.
+        kv_codebooks: for types with codebooks; others have those of normal numbers.
+
+    Attributes:
+        codebooks: those that layers have taken so far.
+    """
+
+    def __init__(
+        self, arrays: Arrays, kv_scales: KVScales | None, kv_codebooks: Seq[KVCodebook]
+    ) -> None:
+        self.codebooks = list[CodebookUse]()
+        self._arrays = arrays
+        self._absmax_k = kv_scales.absmax_k if kv_scales else ()
+        self._absmax_v = kv_scales.absmax_v if kv_scales else ()
+        self._measured = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
+
+    def segments(
+        self,
+        layer: int,
+        layout: GroupLayout,
+        parts: Seq[SegmentRows],
+        pools: Seq[PagePool],
+        arenas: LadderRows | None,
+    ) -> tuple[Segment, ...]:
+        """Those of a layer.
+
+        Args:
+            layout: of its group.
+            parts: of its segments.
+            pools: of the cache, in which these have their pages.
+            arenas: of the rungs of a ladder.
+        """
+        group, made, found = layout.group, dict[int, Planes](), list[Segment]()
+        for spec, rows in zip(layout.segments, parts, strict=True):
+            if rows.rung is not None:
+                assert arenas is not None
+                made[rows.pool] = arenas.planes(layer, rows.rung)
+            elif rows.pool not in made:
+                n_pages = pools[rows.pool].n_pages
+                k = self._planes(spec.type_k, n_pages, group, group.key_dim)
+                made[rows.pool] = k, self._planes(spec.type_v, n_pages, group, group.value_dim)
+            found.append(
+                Segment(
+                    FORMATS[spec.type_k],
+                    FORMATS[spec.type_v],
+                    spec.rotation_k,
+                    spec.rotation_v,
+                    *made[rows.pool],
+                    self._scales(spec.type_k, layer, group, self._absmax_k),
+                    self._scales(spec.type_v, layer, group, self._absmax_v),
+                    self._codebook(spec.type_k, layer, "k"),
+                    self._codebook(spec.type_v, layer, "v"),
+                    is_whole=rows.rung is not None and not stores_rows(spec.type_k, spec.type_v),
+                )
+            )
+        return tuple(found)
+
+    def _planes(
+        self, name: str, n_pages: int, group: CacheGroup, head_dim: int
+    ) -> tuple[Array, ...]:
+        rows = (n_pages, group.n_kv_heads, PAGE_TOKENS)
+        fields = row_fields(FORMATS[name], head_dim)
+        return tuple(self._arrays.bytes((*rows, *field)) for field in fields)
+
+    def _scales(
+        self, name: str, layer: int, group: CacheGroup, absmax: Seq[Seq[float]]
+    ) -> Array | None:
+        if not FORMATS[name].scales_by_head:
+            return None
+        values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
+        return self._arrays.floats(values)
+
+    def _codebook(self, name: str, layer: int, side: Literal["k", "v"]) -> Array | None:
+        n = FORMATS[name].n_centroids
+        if not n:
+            return None
+        measured = self._measured.get((layer, side, n))
+        self.codebooks.append(CodebookUse(layer, side, name, measured is not None))
+        return self._arrays.from_numpy(table_of(measured or NORMAL[n]))
+
+
+def segment_batch(
+    rows: SegmentRows,
+    parts: Seq[tuple[Sequence, Seq[int]]],
+    starts: Seq[int],
+    arrays: Arrays,
+) -> SegmentBatch:
+    """A batch's part in a segment whose pages keep their types.
+
+    Args:
+        parts: sequences and their new token ids.
+        starts: of each sequence the index of its first token in the batch.
+        arrays: where the tables live.
+    """
+    lengths, tokens, slots = [], [], []
+    groups, exact_from = list[tuple[int, int]](), list[int]()
+    for (sequence, ids), start in zip(parts, starts, strict=False):
+        end = sequence.length + len(ids)
+        lengths.append(rows.n_seen(sequence, end))
+        exact_from.append(rows.exact_from(sequence))
+        groups += rows.new_groups(sequence, end)
+        for position, slot in rows.new_slots(sequence, end):
+            tokens.append(start + position - sequence.length)
+            slots.append(slot)
+    tables = [sequence.pages[rows.pool] for sequence, _ in parts]
+    width = max(1, *(len(table) for table in tables)) if tables else 1
+    padded = [table + [0] * (width - len(table)) for table in tables]
+    tail = rows.spec.tail
+    return SegmentBatch(
+        page_table=arrays.int64(padded),
+        lengths=tuple(lengths),
+        length_table=arrays.int32(lengths),
+        first_position=rows.first,
+        tokens=arrays.int64(tokens),
+        slots=arrays.int64(slots),
+        tail=tail,
+        is_tail=rows.spec.is_tail,
+        exact_from=tuple(exact_from) if tail else (),
+        exact_table=arrays.int64(exact_from) if tail else None,
+        groups=None if rows.spec.stores_at_once else arrays.int64(groups).reshape(len(groups), 2),
+    )
+
+
+class SteadyRows:
+    """What held when a batch with some tokens of a sequence was made, and has to hold for one that
+    follows with as many.
+
+    Args:
+        cache: in which the tokens' rows are.
+        sequence: with its length before them.
+        n_tokens: how many they are.
+    """
+
+    def __init__(self, cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+        self._cache, self._slot = cache, sequence.slot
+        self._pages = [list(pages) for pages in sequence.pages]
+        self._written = list[tuple[PagePool, int]]()
+        self._first, self._end = 0, cache.n_ctx
+        position, end = sequence.length, sequence.length + n_tokens
+        self._ladder = cache.ladder
+        self._version = 0 if cache.ladder is None else cache.ladder.version
+        for part in cache.parts:
+            if part.rung not in (None, 0):
+                continue  # of the same pages
+            if part.spec.tail is not None:
+                self._end = 0  # what is packed, and what is seen packed, changes
+            elif end <= part.first:
+                self._end = min(self._end, part.first)
+            elif part.first <= position and end <= part.end:
+                place = (position - part.first) // PAGE_TOKENS
+                first = part.first + place * PAGE_TOKENS
+                self._first = max(self._first, first)
+                self._end = min(self._end, first + PAGE_TOKENS, part.end)
+                self._written.append((cache.pools[part.pool], self._pages[part.pool][place]))
+            elif part.end <= position:
+                self._first = max(self._first, part.end)
+            else:
+                self._end = 0  # the segment begins or ends among them
+
+    def hold(self, sequence: Sequence) -> bool:
+        """Whether all that as many tokens at the end of a sequence take is there: their rows go to
+        pages that the sequence has, which are those of the batch, and nobody else has the last of
+        them."""
+        return (
+            self._first <= sequence.length
+            and sequence.length + self.n_tokens <= self._end
+            and sequence.slot == self._slot
+            and (not self._cache.states or sequence.n_stepped == sequence.length)
+            and sequence.pages == self._pages
+            and self._is_steady(sequence.length + self.n_tokens)
+            and all(pool.n_holders[page] == 1 for pool, page in self._written)
+        )
+
+    def room(self, sequence: Sequence) -> int:
+        """As many tokens behind a sequence's end all go where the next does; 0 if states follow
+        each token, or a ladder may change pages."""
+        if self._cache.states or self._ladder is not None or not self.hold(sequence):
+            return 0
+        return self._end - sequence.length
+
+    def _is_steady(self, length: int) -> bool:
+        """Whether pages of a ladder are where they were, and none is about to change."""
+        ladder = self._ladder
+        return ladder is None or (ladder.version == self._version and not ladder.is_due(length))
+
+    def step(self, sequence: Sequence) -> None:
+        """The tokens are about to be evaluated."""
+        end = sequence.length + self.n_tokens
+        self._cache.states.step(sequence, sequence.length, end)
+
+
+def uniform_cache(
+    arrays: Arrays,
+    *,
+    n_layers: int,
+    n_kv_heads: int,
+    head_dim: int,
+    segments: Iterable[SegmentSpec],
+    **options: Any,
+) -> KVCache:
+    """`options` as `KVCache` takes them."""
+    layouts = uniform_layouts(
+        n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, segments=segments
+    )
+    return KVCache(layouts, arrays=arrays, **options)

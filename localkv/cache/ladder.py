@@ -3,7 +3,7 @@
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
 the first; when the budget is full the oldest pages go down a rung, all of them before any goes
 down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`).
-Pages with tokens of a tail or a sink (`cache/tail.py`) stay in the first, which is f16. Only full
+Pages with tokens of a tail or a sink (`cache/layout.py`) stay in the first, which is f16. Only full
 pages go to types that pack several tokens together.
 
 Pages of all rungs lie in one *arena* for each layer, in *units*: the largest number of bytes that

@@ -10,15 +10,17 @@ be, the sequence gets it on a higher one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from localkv.cache.arrays import Array, Arrays, SegmentBatch, row_fields
 from localkv.cache.ladder import LadderSizes, lowering_order
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout
-from localkv.cache.pages import Keeper, NoPageError, PagePool, Sequence
-from localkv.cache.runs import Runs
+from localkv.cache.pages import Keeper, NoPageError, PagePool, SegmentRows, Sequence
+from localkv.formats import FORMATS
 
 STEPS_AHEAD = 16
 """Tokens before the end of a page from which on each frees a little of the room for the next."""
@@ -307,3 +309,216 @@ class LadderPool(PagePool):
         self.runs.shrink(page, self.sizes.units[self.rungs[page]])
         self.version += 1
         self.requantised.add(Requantised(1, time.perf_counter() - started))
+
+
+class Move(NamedTuple):
+    """A run that has to go from one place to another, further to the front; they may overlap."""
+
+    owner: int
+    n: int
+    first: int
+    to: int
+
+
+class Runs:
+    """Runs of units, each of one owner.
+
+    Args:
+        n_units: that there are.
+
+    Attributes:
+        n_free: units that nobody has.
+    """
+
+    def __init__(self, n_units: int) -> None:
+        self.n_units = self.n_free = n_units
+        self._sizes = dict[int, int]()
+        self._firsts = dict[int, int]()
+        self._order = list[tuple[int, int]]()  # (first unit, owner)
+
+    def first(self, owner: int) -> int:
+        """The first unit of an owner's run."""
+        return self._firsts[owner]
+
+    @property
+    def owners(self) -> list[int]:
+        """All of them, in the order of their runs."""
+        return [owner for _, owner in self._order]
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """(first, units) of the gap before each run, and behind the last."""
+        found, at = list[tuple[int, int]](), 0
+        for first, owner in self._order:
+            found.append((at, first - at))
+            at = first + self._sizes[owner]
+        return [*found, (at, self.n_units - at)]
+
+    def take(self, owner: int, n: int) -> bool:
+        """Give an owner the smallest gap of `n` units; False if there is none so long."""
+        fitting = [(size, first) for first, size in self._gaps() if size >= n]
+        if not fitting:
+            return False
+        _, first = min(fitting)
+        self._sizes[owner], self._firsts[owner] = n, first
+        insort(self._order, (first, owner))
+        self.n_free -= n
+        return True
+
+    def shrink(self, owner: int, n: int) -> None:
+        """Leave an owner the first `n` of its units."""
+        self.n_free += self._sizes[owner] - n
+        self._sizes[owner] = n
+
+    def give_back(self, owner: int) -> None:
+        """Take an owner's run away."""
+        first = self._firsts.pop(owner)
+        self.n_free += self._sizes.pop(owner)
+        del self._order[bisect_left(self._order, (first, owner))]
+
+    def keep(self, sizes: Mapping[int, int]) -> None:
+        """Leave those of these owners that have a run so many of its first units, and all others
+        none, whatever an exception between two instructions has left."""
+        self._sizes = {owner: n for owner, n in sizes.items() if owner in self._firsts}
+        self._firsts = {owner: self._firsts[owner] for owner in self._sizes}
+        self._order = sorted((first, owner) for owner, first in self._firsts.items())
+        self.n_free = self.n_units - sum(self._sizes.values())
+
+    def gather(self, n: int) -> list[Move]:
+        """Bring `n` free units together, of `n_free` at least: the moves to be made, in order, the
+        fewest units that do."""
+        gaps = self._gaps()
+        sizes = [self._sizes[owner] for _, owner in self._order]
+        best, start, free, moved = None, 0, 0, 0
+        for end, (_, size) in enumerate(gaps):
+            free += size
+            moved += sizes[end - 1] if end > start else 0
+            while free - gaps[start][1] >= n:
+                free -= gaps[start][1]
+                moved -= sizes[start]
+                start += 1
+            if free >= n and (best is None or moved < best[0]):
+                best = moved, start, end
+        assert best is not None
+        _, start, end = best
+        at, moves = gaps[start][0], list[Move]()
+        for i in range(start, end):
+            first, owner = self._order[i]
+            moves.append(Move(owner, sizes[i], first, at))
+            self._order[i], self._firsts[owner] = (at, owner), at
+            at += sizes[i]
+        return moves
+
+
+Planes = tuple[tuple[Array, ...], tuple[Array, ...]]
+"""Of K and of V."""
+
+
+class LadderRows:
+    """The memory of a ladder's pages.
+
+    Args:
+        layout: of the layers.
+        sizes: of the arenas.
+
+    Attributes:
+        arenas: of each layer, uint8 [units, bytes of a unit].
+    """
+
+    def __init__(self, arrays: Arrays, layout: GroupLayout, sizes: LadderSizes) -> None:
+        self.arrays, self.layout, self.sizes = arrays, layout, sizes
+        shape = (sizes.n_units, sizes.unit)
+        self.arenas = {layer: arrays.bytes(shape) for layer in layout.group.layers}
+
+    def planes(self, layer: int, rung: int) -> Planes:
+        """The planes of a rung: uint8 [places, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+
+        A page at place p begins at unit p, K's planes first. Places of pages that are in use are
+        as far apart as these are long; the planes of other rungs are views of the same bytes.
+        """
+        spec, group, sizes = self.layout.segments[rung], self.layout.group, self.sizes
+        n_places = max(0, sizes.n_units - sizes.units[rung] + 1)
+        first, sides = 0, list[tuple[Array, ...]]()
+        for name, dim in ((spec.type_k, group.key_dim), (spec.type_v, group.value_dim)):
+            planes = list[Array]()
+            for n_blocks, n_bytes in row_fields(FORMATS[name], dim):
+                shape = (n_places, group.n_kv_heads, PAGE_TOKENS, n_blocks, n_bytes)
+                planes.append(self.arrays.strided(self.arenas[layer], first, shape, sizes.unit))
+                first += group.n_kv_heads * PAGE_TOKENS * n_blocks * n_bytes
+            sides.append(tuple(planes))
+        return sides[0], sides[1]
+
+    def move(self, n: int, first: int, to: int) -> None:
+        """Move units of each layer further to the front; they may overlap."""
+        for arena in self.arenas.values():
+            for at in range(0, n, max(1, first - to)):  # pieces that don't overlap
+                size = min(first - to, n - at)
+                arena[to + at : to + at + size] = arena[first + at : first + at + size]
+
+    def copy(self, n: int, first: int, to: int) -> None:
+        """Copy units of each layer to others."""
+        for arena in self.arenas.values():
+            arena[to : to + n] = arena[first : first + n]
+
+
+@dataclass(frozen=True)
+class RungPages:
+    """A sequence's pages on a rung, in order of position, as if no others were between them.
+
+    Attributes:
+        places: of the pages.
+        n_rows: in them, those of new tokens included.
+        first: the position of row 0 by which new rows get theirs, if they go here; else 0.
+        grows: new rows go here; then the pages that they go to are the last ones.
+    """
+
+    places: list[int]
+    n_rows: int
+    first: int
+    grows: bool
+
+
+def rung_pages(pool: LadderPool, rung: int, pages: Seq[int], position: int, end: int) -> RungPages:
+    """Of a sequence with `pages`, whose new tokens are those from `position` to `end` - 1."""
+    n_full = position // PAGE_TOKENS
+    found = [page for page in pages[:n_full] if pool.rungs[page] == rung]
+    n_rows, first = PAGE_TOKENS * len(found), 0
+    grows = pool.rungs[pages[n_full]] == rung
+    if grows:
+        first = PAGE_TOKENS * n_full - n_rows
+        found += pages[n_full : pool.n_places(end)]
+        n_rows = end - first
+    return RungPages([pool.place(page) for page in found], n_rows, first, grows)
+
+
+def rung_batch(
+    rows: SegmentRows,
+    pool: LadderPool,
+    parts: Seq[tuple[Sequence, Seq[int]]],
+    starts: Seq[int],
+    arrays: Arrays,
+) -> SegmentBatch:
+    """A batch's part in the segment of a rung."""
+    assert rows.rung is not None
+    tables, lengths, firsts = list[list[int]](), list[int](), list[int]()
+    tokens, slots = list[int](), list[int]()
+    for (sequence, ids), start in zip(parts, starts, strict=False):
+        end = sequence.length + len(ids)
+        found = rung_pages(pool, rows.rung, sequence.pages[rows.pool], sequence.length, end)
+        for i in range(len(ids)) if found.grows else ():
+            row = sequence.length + i - found.first
+            tokens.append(start + i)
+            slots.append(found.places[row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS)
+        tables.append(found.places)
+        lengths.append(found.n_rows)
+        firsts.append(found.first)
+    width = max((len(table) for table in tables), default=0) or 1
+    return SegmentBatch(
+        page_table=arrays.int64([table + [0] * (width - len(table)) for table in tables]),
+        lengths=tuple(lengths),
+        length_table=arrays.int32(lengths),
+        first_position=0,
+        tokens=arrays.int64(tokens),
+        slots=arrays.int64(slots),
+        first_positions=tuple(firsts),
+        first_table=arrays.int64(firsts),
+    )

@@ -1,12 +1,19 @@
-"""How the KV cache is divided, and how many bytes that takes: groups, segments, pages. No torch.
+"""How the KV cache is divided, and how many rows and bytes that takes. No torch.
 
 A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`); a *page* holds
 `PAGE_TOKENS` rows of every layer of a group; a *segment* is a range of token positions that is
-stored in one pair of types. The newest positions may be in a second segment, too, the *tail*
-(`cache/tail.py`). `KVCache` allocates by this, and the memory plan counts by it.
+stored in one pair of types. `KVCache` allocates by this, and the memory plan counts by it.
 
-Of a group with a window a sequence keeps only so many pages (`GroupLayout.most_pages`), however
-long the context: the others are given back once no later token sees them (`cache/pages.py`).
+The first tokens of a text, the *sink*, are stored in f16 only: all later tokens attend to them, and
+their K is unlike any other (Xiao et al. 2023; KVQuant, arXiv:2401.18079, section 3.5). The newest
+ones are read from f16 rows as well (KIVI, arXiv:2402.02750, section 3.2), the *tail*, which is a
+second segment of these positions. Types whose scales belong to a channel can't do without it, as
+they pack a number of tokens together. Where a token's tail begins depends on the token's position
+and on nothing else, so that a prompt gives the same in any chunks, and generated text the same as
+if it had been read in a prompt.
+
+A sequence keeps at most `GroupLayout.most_pages` pages of a group with a window, however long the
+context: the others are given back once no later token sees them (`cache/pages.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +21,116 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 from localkv.arch.spec import CacheGroup, first_visible
 from localkv.cache.ladder import NOT_PINNED, LadderSizes, Pinned, row_bytes
-from localkv.cache.tail import TAIL_TYPE, Tail, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import FORMATS
+from localkv.formats import FORMATS, KV_FORMATS
+
+TAIL_TYPE = "f16"
+"""The type of rows of the tail and of the sink."""
+DEFAULT_TAIL = 64
+"""Tokens of the tail of types that pack several tokens together."""
+DEFAULT_SINK = 4
+"""Tokens of the sink of types with fewer bits than `FEW_BITS`."""
+FEW_BITS = 4
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Where the tail begins.
+
+    Attributes:
+        start: the first position that is packed: the number of tokens of the sink.
+        newest: tokens of the tail at least, a token itself included, as far as there are some.
+        group: tokens that are packed together: the tail begins at a multiple of them, counted from
+            `start`, and those of an open group are in it.
+    """
+
+    start: int
+    newest: int
+    group: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Rows of the tail that a token, or those packed with it, needs; its own included."""
+        return max(1, self.newest) + self.group - 1
+
+    @property
+    def skipped(self) -> int:
+        """Rows before that of `start`, in the pages that the tail shares with the sink: so many
+        that a group lies in one page."""
+        return -(-self.start // self.group) * self.group
+
+    def begin(self, position: Any) -> Any:
+        """The first position that the token at `position` reads in the tail, of a number or an
+        array of any kind; one more than `position` if it reads none there."""
+        packed = (position - self.start + 1 - self.newest) // self.group * self.group
+        return self.start + packed * (packed > 0)
+
+    def first_needed(self, position: int) -> int:
+        """The first position whose rows in the tail are kept for the token at `position`, which may
+        be the last one of a group, and later ones."""
+        return min(int(self.begin(position)), self.whole(position))
+
+    def whole(self, position: int) -> int:
+        """The last position up to `position` at which a group begins, or which is in the sink."""
+        return position - max(0, position - self.start) % self.group
+
+
+@dataclass(frozen=True)
+class ExactRows:
+    """What of a group of layers is stored in f16 besides the packed rows.
+
+    Attributes:
+        sink: tokens.
+        tail: None if tokens read all later rows packed.
+    """
+
+    sink: int = 0
+    tail: Tail | None = None
+
+
+def exact_rows(cache: CacheConfig, group: CacheGroup, types: tuple[str, str]) -> ExactRows:
+    """What is stored in f16 of layers whose rows have these types.
+
+    Of layers whose types are no smaller than f16 nothing is.
+    """
+    formats = [FORMATS[name] for name in types]
+    dims = group.key_dim, group.value_dim
+    bits = [fmt.bits_per_value(dim) for fmt, dim in zip(formats, dims, strict=True)]
+    if min(bits) >= 16:
+        return ExactRows()
+    tokens = max(fmt.group_tokens for fmt in formats)
+    newest, sink = cache.kv_tail, cache.kv_sink
+    if newest is None:
+        newest = DEFAULT_TAIL if tokens > 1 else 0
+    if sink is None:
+        sink = DEFAULT_SINK if min(bits) < FEW_BITS else 0
+    tail = Tail(sink, newest, tokens) if newest or tokens > 1 else None
+    return ExactRows(sink, tail)
+
+
+def check_tail(cache: CacheConfig, pairs: Iterable[tuple[CacheGroup, tuple[str, str]]]) -> None:
+    """Refuse a tail or a sink that no layer would have.
+
+    Args:
+        pairs: the model's groups of layers, and the types of their rows.
+
+    Raises:
+        UsageError: names the option.
+    """
+    pairs = list(pairs)
+    for flag, value in (("--kv-tail", cache.kv_tail), ("--kv-sink", cache.kv_sink)):
+        if value and all(exact_rows(cache, *pair) == ExactRows() for pair in pairs):
+            raise UsageError(
+                f"{flag} {value} keeps rows in f16, and {cache.types_text} is no smaller than that",
+                hint=f"leave out {flag}, or choose smaller types of the cache",
+            )
+
 
 PAGE_TOKENS = 256
 """Tokens of a page; attention tiles divide it."""
@@ -393,3 +503,167 @@ def cache_bytes(
         for layout in layouts
     ]
     return sum(k for k, _ in both), sum(v for _, v in both)
+
+
+Counts = Sequence[int]
+"""Rows of each segment of a group of layers."""
+
+
+def bytes_of(layout: GroupLayout, counts: Counts) -> int:
+    """Bytes of so many rows: K and V of all layers and heads of the group."""
+    rows = zip(layout.segments, counts, strict=True)
+    return sum(n * layout.segment_row_bytes(spec) for spec, n in rows)
+
+
+def exact_bytes(layout: GroupLayout, counts: Counts) -> int:
+    """Those of the rows of a tail and a sink among them."""
+    packed = layout.segments.index(layout.packed)
+    return bytes_of(layout, [0 if i == packed else n for i, n in enumerate(counts)])
+
+
+def kept_rows(layout: GroupLayout, n_tokens: int, n_batch: int | None = None) -> list[int]:
+    """Rows that a sequence of `n_tokens` has, without the rest of its pages.
+
+    Args:
+        n_batch: most tokens of a batch, for layers with a window (`GroupLayout.most_pages`).
+    """
+    counts, bounds = list[int](), layout.bounds(n_tokens)
+    oldest = n_tokens - layout.n_rows(n_tokens, n_batch)
+    for spec, (first, end) in zip(layout.segments, bounds, strict=True):
+        tail = spec.tail
+        if tail is None:
+            begin = first if spec is not layout.packed else max(first, oldest)
+        elif spec.is_tail:
+            begin = max(tail.start, tail.first_needed(n_tokens - 1))
+        else:
+            begin, end = max(tail.start, oldest), min(end, max(tail.start, tail.whole(n_tokens)))
+        counts.append(max(0, min(end, n_tokens) - begin))
+    return counts
+
+
+def read_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
+    """Rows that new tokens behind `n_before` others see, their own included, each once."""
+    counts, stop = list[int](), n_before + n_new
+    spans, tail = [(n_before, stop - 1)], layout.packed.tail
+    if tail is not None and (layout.reach or not tail.newest):
+        # rows that leave a window before they are behind the tail are not read packed, nor is the
+        # last row of a group read from a tail that has no more than an open group
+        spans = [(position, position) for position in range(n_before, stop)]
+    for spec, (first, bound) in zip(layout.segments, layout.bounds(stop), strict=True):
+        n_rows = done = 0
+        for position, last in spans:
+            begin, end = max(first, layout.first_visible(position)), min(bound, last + 1)
+            if spec.tail is not None and spec.is_tail:
+                begin = max(begin, int(spec.tail.begin(position)))
+            elif spec.tail is not None:
+                end = min(end, int(spec.tail.begin(last)))
+            n_rows += max(0, end - max(begin, done))
+            done = max(done, end)
+        counts.append(n_rows)
+    return counts
+
+
+def written_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
+    """Rows that are stored with new tokens behind `n_before` others: those of whole groups where
+    several are packed together."""
+    end, counts = n_before + n_new, list[int]()
+    for spec, (first, bound) in zip(layout.segments, layout.bounds(end), strict=True):
+        tail, begin, last = spec.tail, n_before, end
+        if tail is not None:
+            first = tail.start
+            if not spec.stores_at_once:
+                begin, last = max(first, tail.whole(n_before)), tail.whole(end)
+        counts.append(max(0, min(bound, last) - max(first, begin)))
+    return counts
+
+
+def allocated_bits(cache: CacheConfig, groups: Iterable[CacheGroup], n_batch: int) -> float:
+    """Bits per value of K and V in a sequence's context.
+
+    Those of packed rows with their scales, for which all layers count alike; and what the pages in
+    f16 add that are there for a tail and a sink, in relation to the pages of an f16 cache, of which
+    layers with a window keep fewer.
+
+    Args:
+        n_batch: most tokens of a batch, which a tail has room for.
+    """
+    n_values = packed = exact = as_f16 = 0
+    for layout in group_layouts(cache, groups):
+        group = layout.group
+        row_values = len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
+        n_values += row_values
+        packed += layout.row_bytes
+        as_f16 += row_values * layout.most_pages(cache.n_ctx, n_batch)
+        for pool in layout.pools(cache.n_ctx, n_batch):
+            if layout.segments[pool.segment] is not layout.packed:
+                exact += row_values * pool.n_pages(1, None)
+    return 8 * packed / n_values + 16 * exact / as_f16
+
+
+def in_words(layer_types: Sequence[tuple[str, str] | None]) -> str:
+    """Runs of layers with the same pair, "0-3 q8_0/q4_0, 4 q5_1/q5_1", without those of none."""
+    runs = list[str]()
+    for pair, items in groupby(enumerate(layer_types), key=lambda item: item[1]):
+        layers = [layer for layer, _ in items]
+        if pair is not None:
+            span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else f"{layers[0]}"
+            runs.append(f"{span} {'/'.join(pair)}")
+    return ", ".join(runs)
+
+
+def with_one_pair(cache: CacheConfig, type_k: str, type_v: str) -> CacheConfig:
+    """The cache with one pair for all layers. Where it had types by layer, their tail and sink go
+    with them."""
+    if cache.layer_types:
+        cache = replace(cache, layer_types=(), kv_tail=None, kv_sink=None)
+    return replace(cache, type_k=type_k, type_v=type_v)
+
+
+def with_types(cache: CacheConfig, layer_types: tuple[tuple[str, str] | None, ...]) -> CacheConfig:
+    """A cache with types by layer. Its tail and its sink are left out where no layer is packed,
+    which has no use for them."""
+    names = {name for pair in layer_types if pair is not None for name in pair}
+    formats = [KV_FORMATS[name] for name in names]
+    if all(8 * fmt.block_bytes >= 16 * fmt.block_size for fmt in formats):
+        cache = replace(cache, kv_tail=None, kv_sink=None)
+    return replace(cache, layer_types=layer_types)
+
+
+class CodebookUse(NamedTuple):
+    """The codebook of one layer's K or V.
+
+    Attributes:
+        type: the cache type that selects from it.
+        is_measured: it comes from a profile; else it is that of normal numbers.
+    """
+
+    layer: int
+    side: Literal["k", "v"]
+    type: str
+    is_measured: bool
+
+
+def codebooks_in_words(uses: Iterable[CodebookUse]) -> str:
+    """As "K nuq3, V nuq4: of the profile"; layers are named where others of the same side and type
+    have codebooks of the other kind."""
+    found = dict[bool, dict[str, list[int]]]({True: {}, False: {}})
+    for use in sorted(set(uses), key=lambda use: (use.side, use.type, use.layer)):
+        found[use.is_measured].setdefault(f"{use.side.upper()} {use.type}", []).append(use.layer)
+    parts = []
+    for measured, origin in ((True, "the profile"), (False, "normal numbers, without a profile's")):
+        rows = [
+            f"{name} (layers {_runs(layers)})" if name in found[not measured] else name
+            for name, layers in found[measured].items()
+        ]
+        if rows:
+            parts.append(f"{', '.join(rows)}: of {origin}")
+    return "; ".join(parts)
+
+
+def _runs(numbers: list[int]) -> str:
+    """Ascending numbers as "0-3, 5"."""
+    runs = list[str]()
+    for _, items in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
+        run = [number for _, number in items]
+        runs.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return ", ".join(runs)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakSet
 
 from localkv.arch.spec import LayerState
-from localkv.cache.arrays import Array, Arrays
-from localkv.cache.pages import NO_SLOT, Sequence
+from localkv.cache.arrays import Array, Arrays, StateRows
+from localkv.cache.pages import NO_SLOT, Checkpoint, Sequence
 from localkv.errors import LocalKVError
 
 FLOAT = 4
@@ -33,42 +32,11 @@ its end."""
 
 
 @dataclass(frozen=True)
-class StateRows:
-    """The states of one layer.
-
-    Attributes:
-        rows: float32 [n_slots, n_rows, n_channels].
-        memory: float32 [n_slots, heads, rows, columns], or None. A backend may keep the values of a
-            head in an order of its own.
-        data: float32 [n_slots, n], those of all layers, of which both are views.
-        rows_at, memory_at: where in a slot they begin.
-    """
-
-    rows: Array
-    memory: Array | None
-    data: Array
-    rows_at: int
-    memory_at: int
-
-
-@dataclass(frozen=True)
 class CheckpointConfig:
     """How many checkpoints a sequence has, and how many tokens they are apart at least."""
 
     most: int = 8
     step: int = 1024
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """All states of a sequence after `length` tokens, float32 [n] on the host.
-
-    A mark is there for the next few tokens only, which may be taken back.
-    """
-
-    length: int
-    data: Any
-    is_mark: bool = False
 
 
 def _padded(n: int) -> int:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.arrays import Array, Arrays
+from localkv.cache.arrays import Array, Arrays, StateRows
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder_pool import LadderPool
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.cache.pages import NoPageError, PagePool, Sequence
-from localkv.cache.recurrent_state import Checkpoint, StateRows
+from localkv.cache.pages import Checkpoint, NoPageError, PagePool, Sequence
 from localkv.formats.base import QuantFormat
 
 PAGES_AT_ONCE = 16

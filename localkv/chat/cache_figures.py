@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localkv.cache.layer_types import with_one_pair
-from localkv.cache.layout import cache_bytes, group_layouts
+from localkv.cache.layout import cache_bytes, group_layouts, with_one_pair
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS

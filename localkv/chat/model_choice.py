@@ -14,9 +14,13 @@ from typing import Any
 
 from localkv.cache.cache_checks import check_cache
 from localkv.cache.layout import group_layouts
-from localkv.cache.profile import DEFAULT_BITS
-from localkv.cache.profiled import profiled
-from localkv.cache.scales import check_scales, read_kv_scales, require_scales
+from localkv.cache.profile import (
+    DEFAULT_BITS,
+    check_scales,
+    profiled,
+    read_kv_scales,
+    require_scales,
+)
 from localkv.chat.engine import EngineOptions
 from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache

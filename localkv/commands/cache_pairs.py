@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.scales import wants_scales
+from localkv.cache.profile import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS, TYPES_LISTED

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.cache.tail import DEFAULT_TAIL
+from localkv.cache.layout import DEFAULT_TAIL
 from localkv.commands.loading_options import loading_options, unoffered_values
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import named_or_shipped
@@ -77,7 +77,7 @@ def _run(
     llm = load_llm({**unoffered_values(_USED), **values})
     for line in all_warnings(llm):
         warn(line)
-    from localkv.cache.profile_file import write_profile
+    from localkv.cache.profile import write_profile
     from localkv.loader.found_profile import in_data_folder
     from localkv.loader.model_fingerprint import model_hash
     from localkv.presets import of_presets
@@ -329,7 +329,7 @@ class CalibrateProgress(ProgressLine):
 
 def report_lines(profile: KVProfile) -> list[str]:
     """What was found, for people."""
-    from localkv.cache.layer_types import in_words
+    from localkv.cache.layout import in_words
 
     rows = [("bits", "tail", "KLD predicted", "verified", "K/V by layer")]
     rows += [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cache.profile import read_kv_scales, require_scales
 from localkv.commands.generation_options import (
     chat_arguments,
     chat_options,

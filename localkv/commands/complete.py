@@ -41,8 +41,7 @@ from dataclasses import asdict, replace
 import click
 from click.core import ParameterSource
 
-from localkv.cache.codebook_uses import codebooks_in_words
-from localkv.cache.layer_types import in_words
+from localkv.cache.layout import codebooks_in_words, in_words
 from localkv.commands.generation_options import chat_options, system_options, template_options
 from localkv.commands.model import cache_types, groups_json, memory_bytes, memory_json
 from localkv.commands.options import (

@@ -463,7 +463,7 @@ def _found(model: Path) -> Path | None:
 
 def _read(name: str | Path, model: Path) -> KVProfile | None:
     """A profile; None if "auto" finds none, which is said when the model loads."""
-    from localkv.cache.profile_file import read_profile
+    from localkv.cache.profile import read_profile
     from localkv.loader.found_profile import AUTO
 
     path = _found(model) if name == AUTO else Path(name)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cache.profile import read_kv_scales, require_scales
 from localkv.commands.loading_options import (
     asked_types,
     loading_arguments,

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_before_rope, check_exact_rows
-from localkv.cache.scales import check_scales, read_kv_scales, require_scales
+from localkv.cache.profile import check_scales, read_kv_scales, require_scales
 from localkv.commands.cache_pairs import fitting_pairs, parse_pairs
 from localkv.commands.loading_options import loading_options
 from localkv.commands.model import all_warnings, load_llm
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from localkv.quality.base_file import BaseFile, BaseWriter
 from dataclasses import asdict
 
-from localkv.cache.scales import write_kv_scales
+from localkv.cache.profile import write_kv_scales
 from localkv.errors import counted
 
 if TYPE_CHECKING:

@@ -590,7 +590,7 @@ def profile_view(path: Path) -> KVView:
     Raises:
         UsageError: it is none.
     """
-    from localkv.cache.profile_file import read_profile
+    from localkv.cache.profile import read_profile
 
     profile = read_profile(path)
     require_rows(profile.layers)

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import Literal, NamedTuple, TypeVar
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch, Wanted
+from localkv.cache.arrays import Array, Batch, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix import PrefixCache, Text, marked, unmarked

@@ -18,8 +18,8 @@ from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
 from localkv.cache.pages import Sequence as CachedSequence
+from localkv.cache.profile import check_scales
 from localkv.cache.recurrent_state import CheckpointConfig
-from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.embedding import Pooling, pooled

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.kv_cache import KVCache
+from localkv.cache.arrays import Array, Batch
+from localkv.cache.kv_cache import KVCache, SteadyRows
 from localkv.cache.pages import Sequence
-from localkv.cache.steady_rows import SteadyRows
 from localkv.kernels.guessing import Guessed, Guessing
 from localkv.model import Transformer
 

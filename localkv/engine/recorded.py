@@ -21,11 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localkv.cache.arrays import Array, Draw, Readback, Step
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Array, Batch, Draw, Readback, SegmentBatch, Step
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.ladder_pool import LadderPool
-from localkv.cache.ladder_rows import RungPages, rung_pages
+from localkv.cache.ladder_pool import LadderPool, RungPages, rung_pages
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
 from localkv.model import Transformer

@@ -18,16 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.arrays import Array, Arrays
+from localkv.cache.arrays import Array, Arrays, Segment
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.hadamard import hadamard
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import Segment
-from localkv.cache.layer_types import in_words
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, group_layouts
+from localkv.cache.layout import PAGE_TOKENS, TAIL_TYPE, SegmentSpec, group_layouts, in_words
 from localkv.cache.pages import PagePool
+from localkv.cache.repack import hadamard
 from localkv.cache.row_copies import HeldRows, PlaneRows, planes
-from localkv.cache.tail import TAIL_TYPE
 from localkv.config import CacheConfig
 from localkv.engine.state_file import StateFile
 from localkv.errors import quoted

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Wanted
+from localkv.cache.arrays import Array, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import NoPageError
 from localkv.cache.pages import Sequence as CachedSequence

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import Array, Batch, LayerCache, Segment, SegmentBatch
 from localkv.kernels.namespace import namespace
 
 SegmentAttention = Callable[

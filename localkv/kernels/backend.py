@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from localkv.arch.spec import Ffn, LayerSpec, Mixer, ModelSpec
-from localkv.cache.arrays import Array, Arrays, Draw
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Arrays, Batch, Draw, LayerCache
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory

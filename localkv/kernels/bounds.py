@@ -8,9 +8,7 @@ would have to wait for the rest.
 
 from __future__ import annotations
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment, row_fields
+from localkv.cache.arrays import Array, Batch, Segment, SegmentBatch, row_fields
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.namespace import dtype_name, is_contiguous
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import Array, Batch, StateRows
 from localkv.kernels.namespace import namespace
 
 

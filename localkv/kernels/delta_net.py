@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from localkv.arch.spec import DeltaNetSpec, LayerSpec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.kernels.activation import activated, sigmoid
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv

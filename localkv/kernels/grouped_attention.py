@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from localkv.arch.spec import AttentionSpec, LayerSpec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.kernels.activation import sigmoid
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import TokenInputs

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localkv.arch.spec import AttentionParams, LatentAttentionSpec, LayerSpec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import Array, Batch, LayerCache, Segment, SegmentBatch
 from localkv.kernels.attention import Merge, Rotate, merge_segments
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch.spec import LayerSpec, Mamba2Spec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.kernels.activation import activated
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv

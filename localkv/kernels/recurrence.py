@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import Array, Batch, StateRows
 from localkv.kernels.causal_conv import sequences
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.kernels.namespace import namespace

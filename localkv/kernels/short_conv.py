@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from localkv.arch.spec import LayerSpec, ShortConvSpec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv
 from localkv.kernels.layer_weights import LayerWeights, ShortConvWeights

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import Array, LayerCache, Segment, SegmentBatch
 from localkv.kernels.attention import Rotate
 
 StoreKV = Callable[[Array, Array, LayerCache, tuple[SegmentBatch, ...]], None]

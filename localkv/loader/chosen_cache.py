@@ -16,9 +16,14 @@ import numpy as np
 from localkv.arch.spec import AttentionSpec, ModelSpec
 from localkv.cache.cache_checks import check_cache, unused_type
 from localkv.cache.layout import group_layouts, pairs_of
-from localkv.cache.profile import KVProfile, TypeList
-from localkv.cache.profiled import profiled
-from localkv.cache.scales import check_scales, read_kv_scales, require_scales
+from localkv.cache.profile import (
+    KVProfile,
+    TypeList,
+    check_scales,
+    profiled,
+    read_kv_scales,
+    require_scales,
+)
 from localkv.config import CacheConfig, KVScales
 from localkv.formats import KV_FORMATS
 from localkv.loader.found_profile import model_profile

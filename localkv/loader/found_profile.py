@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localkv.cache.profile_file import read_profile
+from localkv.cache.profile import read_profile
 from localkv.errors import UsageError, printable
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_fingerprint import model_hash

@@ -177,7 +177,7 @@ class Smoothing:
 
     @classmethod
     def in_use(cls, cache: CacheConfig, profile: KVProfile | None) -> Smoothing | None:
-        """The smoothing that a cache is for; None for none (`cache/profiled.py`)."""
+        """The smoothing that a cache is for; None for none (`cache/profile.py`)."""
         return cls.of_profile(profile) if profile is not None and cache.smoothing else None
 
     def tensor_factors(self, config: ModelSpec, names: Collection[str]) -> dict[str, Factors]:

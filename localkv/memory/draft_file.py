@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.scales import wants_scales
+from localkv.cache.profile import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf

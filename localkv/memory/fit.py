@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import keeps_latents
-from localkv.cache.layer_types import with_one_pair
+from localkv.cache.layout import with_one_pair
 from localkv.errors import DoesNotFitError, byte_size
 from localkv.memory.kv_bytes import fits_head
 from localkv.presets import USUAL

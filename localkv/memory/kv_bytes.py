@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from localkv.cache.layout import GroupLayout, group_layouts
-from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows
+from localkv.cache.layout import GroupLayout, bytes_of, exact_bytes, group_layouts, kept_rows
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from localkv.cache.arrays import Array
-from localkv.cache.scales import require_alike
+from localkv.cache.profile import require_alike
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import DEFAULT_SINK, DEFAULT_TAIL
 from localkv.cache.profile import LayerTypes
-from localkv.cache.tail import DEFAULT_SINK, DEFAULT_TAIL
 from localkv.config import CacheConfig, KVCodebook
 from localkv.formats import KV_FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token
@@ -46,9 +46,9 @@ class Plan:
         pairs: what all layers get at once besides, to compare with, each with the tail and the
             sink that it has by itself.
         tails: tokens of the tail of all layers that are packed, whatever their types
-            (`cache/tail.py`), so that what a layer costs depends on its own types only. All else is
-            measured with each. With 0 there is no sink either, and types that need a tail are left
-            out.
+            (`cache/layout.py`), so that what a layer costs depends on its own types only. All else
+            is measured with each. With 0 there is no sink either, and types that need a tail are
+            left out.
     """
 
     types: tuple[str, ...]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
-from localkv.cache.hadamard import hadamard
 from localkv.cache.layout import group_layouts
+from localkv.cache.repack import hadamard
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError

@@ -10,9 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from localkv.cache.batch import Batch, SegmentBatch, Wanted
+from localkv.cache.arrays import Batch, LayerCache, SegmentBatch, Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cache.pages import Sequence
 

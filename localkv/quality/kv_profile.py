@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from localkv.cache.layer_types import with_types
-from localkv.cache.layout import group_layouts
+from localkv.cache.layout import group_layouts, with_types
 from localkv.cache.profile import (
     KVProfile,
     LayerFacts,

@@ -14,10 +14,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Array, Batch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_types import with_types
+from localkv.cache.layout import with_types
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.allocated_bits import allocated_bits
-from localkv.cache.layout import cache_bytes, group_layouts
+from localkv.cache.layout import allocated_bits, cache_bytes, group_layouts
 from localkv.config import CacheConfig
 
 FULL = CacheGroup(2, 64, 64, 0, (0, 2))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from localkv.arch.spec import CacheGroup
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.hadamard import hadamard
-from localkv.cache.kv_cache import KVCache
+from localkv.cache.kv_cache import KVCache, SteadyRows
 from localkv.cache.ladder import (
     DEFAULT_LADDER,
     LadderSizes,
@@ -25,11 +24,10 @@ from localkv.cache.ladder import (
     parse_ladder,
     stores_rows,
 )
+from localkv.cache.ladder_pool import Runs
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
 from localkv.cache.pages import NoPageError, Sequence
-from localkv.cache.repack import repack_page
-from localkv.cache.runs import Runs
-from localkv.cache.steady_rows import SteadyRows
+from localkv.cache.repack import hadamard, repack_page
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS

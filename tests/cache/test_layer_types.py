@@ -11,8 +11,7 @@ import torch
 
 from localkv.arch.spec import CacheGroup
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.layer_types import in_words
-from localkv.cache.layout import cache_bytes, group_layouts, pairs_of, typed_groups
+from localkv.cache.layout import cache_bytes, group_layouts, in_words, pairs_of, typed_groups
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine, allocated_cache
 from localkv.engine.generation import GenerationOptions

@@ -14,11 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, packed_ranges
-from localkv.cache.profile_file import read_profile, write_profile
-from localkv.cache.profiled import ProfiledCache, profiled
-from localkv.cache.scales import read_kv_scales
-from localkv.cache.tail import ExactRows, exact_rows
+from localkv.cache.layout import ExactRows, exact_rows
+from localkv.cache.profile import (
+    KVProfile,
+    LayerFacts,
+    ProfiledCache,
+    SideFacts,
+    TypeList,
+    packed_ranges,
+    profiled,
+    read_kv_scales,
+    read_profile,
+    write_profile,
+)
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 

@@ -9,9 +9,18 @@ import pytest
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import GroupLayout, SegmentSpec, tail_segments, uniform_layouts
-from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows, read_rows, written_rows
-from localkv.cache.tail import Tail
+from localkv.cache.layout import (
+    GroupLayout,
+    SegmentSpec,
+    Tail,
+    bytes_of,
+    exact_bytes,
+    kept_rows,
+    read_rows,
+    tail_segments,
+    uniform_layouts,
+    written_rows,
+)
 from localkv.formats import FORMATS
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.plan import visible_rows

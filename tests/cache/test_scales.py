@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from localkv import LLM
 from localkv.cache.layout import SegmentSpec
-from localkv.cache.scales import KIND, check_scales, read_kv_scales, write_kv_scales
+from localkv.cache.profile import KIND, check_scales, read_kv_scales, write_kv_scales
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, UsageError

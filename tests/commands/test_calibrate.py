@@ -14,9 +14,8 @@ import pytest
 import localkv.llm as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
-from localkv.cache.layer_types import in_words
-from localkv.cache.profile import KVProfile, TypeList
-from localkv.cache.profile_file import read_profile, write_profile
+from localkv.cache.layout import in_words
+from localkv.cache.profile import KVProfile, TypeList, read_profile, write_profile
 from localkv.commands.calibrate import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError

@@ -492,7 +492,7 @@ def test_a_seed_repeats_the_text(program, tiny_model: Path) -> None:
 
 
 def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -> None:
-    from localkv.cache.scales import write_kv_scales
+    from localkv.cache.profile import write_kv_scales
     from localkv.formats import KV_FORMATS
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.model_header import model_spec

@@ -11,8 +11,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, packed_ranges
-from localkv.cache.profile_file import read_profile, write_profile
+from localkv.cache.profile import (
+    KVProfile,
+    LayerFacts,
+    SideFacts,
+    TypeList,
+    packed_ranges,
+    read_profile,
+    write_profile,
+)
 from localkv.commands.kv_view import KVView, Run, Shift, of_profile, outlier_runs, require_rows
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.cache.pages import Sequence

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.cache.layer_cache import row_fields
+from localkv.cache.arrays import row_fields
 from localkv.formats import KV_FORMATS
 from localkv.formats.shared.cpu.page_order import pages_of_rows, rows_of_pages
 from support.cpu_pages import pool_planes

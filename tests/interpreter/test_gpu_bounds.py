@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import LayerCache
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.attention.packed_attention import segment_attention

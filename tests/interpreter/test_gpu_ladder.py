@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams, CacheGroup
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder import Pair, parse_ladder, stores_rows
 from localkv.cache.layout import PAGE_TOKENS, group_layouts

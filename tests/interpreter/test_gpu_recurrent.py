@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import StateRows
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.scan import scan
 from localkv.kernels.gpu.triton_backend import triton_backend

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import CacheGroup, NormSpec
+from localkv.cache.arrays import LayerCache
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.formats import TOKEN_FORMATS, QuantFormat
 from localkv.formats.shared.codebooks import CodebookCodec, table_of

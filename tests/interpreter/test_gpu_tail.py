@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from localkv.cache.tail import Tail
+from localkv.cache.layout import Tail
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.group_store import pack_groups_gpu

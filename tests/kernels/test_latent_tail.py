@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localkv.cache.tail import Tail
+from localkv.cache.layout import Tail
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.store.group_store import store_groups_cpu

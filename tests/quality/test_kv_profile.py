@@ -12,9 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.codebook_uses import CodebookUse, codebooks_in_words
-from localkv.cache.profile import packed_ranges
-from localkv.cache.profile_file import write_profile
+from localkv.cache.layout import CodebookUse, codebooks_in_words
+from localkv.cache.profile import packed_ranges, write_profile
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.token_scores import score

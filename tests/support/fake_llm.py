@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from localkv.cache.codebook_uses import CodebookUse
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import CodebookUse, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.degeneration import Degeneration
 from localkv.engine.speculation.config import Speculation

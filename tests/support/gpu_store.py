@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import LayerCache, SegmentBatch
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment, row_fields
+from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch, row_fields
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.formats import FORMATS
 from localkv.formats.shared.channel_groups import TOKENS

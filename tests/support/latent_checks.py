@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from localkv.arch.spec import AttentionParams, CacheGroup
-from localkv.cache.arrays import Array, Arrays
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Array, Arrays, Batch, Segment
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import Rotate

@@ -15,10 +15,9 @@ from localkv.arch.spec import (
     NormSpec,
     RopeSpec,
 )
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Batch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.cache.tail import Tail
+from localkv.cache.layout import GroupLayout, SegmentSpec, Tail
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs

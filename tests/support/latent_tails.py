@@ -13,8 +13,7 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Arrays
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import GroupLayout
-from localkv.cache.tail import Tail
+from localkv.cache.layout import GroupLayout, Tail
 from localkv.kernels.attention import Rotate
 from localkv.kernels.latent_attention import SegmentLatents, attend
 from localkv.kernels.store_kv import PackGroups, StoreKV, pack_groups, store_rotated

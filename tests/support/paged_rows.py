@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams, CacheGroup
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Arrays
-from localkv.cache.layout import SegmentSpec, tail_segments
-from localkv.cache.tail import Tail
-from localkv.cache.uniform_cache import uniform_cache
+from localkv.cache.kv_cache import uniform_cache
+from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.formats import FORMATS
 from localkv.kernels.attention import Rotate, SegmentAttention, attention
 from localkv.kernels.reference.hadamard import hadamard_transform

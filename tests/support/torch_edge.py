@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
+from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import SegmentSpec
-from localkv.cache.uniform_cache import uniform_cache
 from localkv.kernels.reference.torch_arrays import TorchArrays
 
 

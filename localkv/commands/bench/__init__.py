@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_windows
-from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cache.profile import read_kv_scales, require_scales
 from localkv.commands.bench.grid import grid as make_grid
 from localkv.commands.bench.grid import grid_options, parallel_tests, shared_flag
 from localkv.commands.bench.plot import check_bench_plot, draw
@@ -325,7 +325,7 @@ def with_profile(
     name, bits, preset = values["kv_profile"], values["kv_bits"], values["preset"]
     if name is None and bits is None:
         return cache, grid
-    from localkv.cache.profiled import profiled
+    from localkv.cache.profile import profiled
     from localkv.loader.found_profile import model_profile
     from localkv.loader.gguf_file import open_gguf
 

@@ -22,11 +22,15 @@ import shlex
 
 import click
 
-from localkv.cache.allocated_bits import allocated_bits
-from localkv.cache.layer_types import in_words, with_one_pair
-from localkv.cache.layout import group_layouts
-from localkv.cache.profiled import with_profile_types
-from localkv.cache.row_counts import bytes_of, read_rows
+from localkv.cache.layout import (
+    allocated_bits,
+    bytes_of,
+    group_layouts,
+    in_words,
+    read_rows,
+    with_one_pair,
+)
+from localkv.cache.profile import with_profile_types
 from localkv.commands.options import option
 from localkv.commands.output import note, table
 from localkv.errors import byte_size, printable

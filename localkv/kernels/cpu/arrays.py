@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.arrays import Readback, Recorder
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionSpec, LayerSpec
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Batch, LayerCache, SegmentBatch
 from localkv.kernels.attention import SegmentAttention, attention, merge_segments
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import LatentAttentionSpec, LayerSpec
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Batch, LayerCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import Merge
 from localkv.kernels.backend import Mix, TokenInputs

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import DeltaNetSpec, LayerSpec, Mamba2Spec, Mixer, ShortConvSpec
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import Batch, LayerCache, StateRows
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats

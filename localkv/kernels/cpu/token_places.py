@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import LayerCache
 from localkv.kernels.backend import MovedBatch, TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
 from localkv.kernels.cpu.addresses import Floats, address

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.cache.batch import Batch
+from localkv.cache.arrays import Batch
 from localkv.kernels.backend import (
     Head,
     MovedBatch,

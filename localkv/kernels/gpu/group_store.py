@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.kernels.bounds import BoundsError, check_array, check_segment

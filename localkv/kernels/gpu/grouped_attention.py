@@ -7,8 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from localkv.arch.spec import AttentionSpec, LayerSpec
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Batch, LayerCache
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.packed_attention import segment_attention

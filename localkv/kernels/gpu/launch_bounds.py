@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.layer_weights import Linear, Norm

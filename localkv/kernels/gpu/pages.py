@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
 
 PAGE = tl.constexpr(PAGE_TOKENS)

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import Copies, put_copies, stays
 from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS

@@ -8,8 +8,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_rows, check_stored, check_turns, check_weight

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.cache.batch import Batch
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import Batch, StateRows
 from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.gpu.launch import launch
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionSpec, LatentAttentionSpec, LayerSpec
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import Batch, LayerCache, Segment
 from localkv.kernels.attention import merge_segments, times_scales
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.layer_weights import AttentionWeights

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.reference.attention import first_of_tail, read_pages, visible
 

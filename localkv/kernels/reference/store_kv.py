@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.reference.hadamard import hadamard_transform

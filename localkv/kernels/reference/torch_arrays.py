@@ -14,9 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache.arrays import Readback, Recorder
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import repack_page
 from localkv.formats.base import QuantFormat

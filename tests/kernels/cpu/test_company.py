@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localkv.cache.batch import Wanted
+from localkv.cache.arrays import Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec, tail_segments
+from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.cache.pages import Sequence
-from localkv.cache.tail import Tail
 from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf

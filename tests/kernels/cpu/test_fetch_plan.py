@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
+from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
-from localkv.cache.uniform_cache import uniform_cache
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.fetch_plan import LINE, code_bytes, plan_fetches
 from localkv.kernels.cpu.attention.kernels import cache_decoder

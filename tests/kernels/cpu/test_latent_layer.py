@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.cache.layout import SegmentSpec
-from localkv.cache.tail import Tail
+from localkv.cache.layout import SegmentSpec, Tail
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.latent_layer import is_fused
 from support.latent_layers import LatentModel, Options, check_latents

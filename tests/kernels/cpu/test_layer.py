@@ -19,8 +19,8 @@ from localkv.arch.spec import (
     RopeSpec,
     XieluParams,
 )
+from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import SegmentSpec
-from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import (

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from localkv.arch.spec import AttentionParams, RopeSpec
-from localkv.cache.batch import Batch
-from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, tail_segments
-from localkv.cache.tail import Tail
-from localkv.cache.uniform_cache import uniform_cache
+from localkv.cache.arrays import Batch
+from localkv.cache.kv_cache import KVCache, uniform_cache
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, Tail, tail_segments
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.job import Job, Sequence
 from localkv.kernels.cpu.attention.next_token import NOTHING, TokenAttention

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec, tail_segments
-from localkv.cache.tail import Tail
+from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions

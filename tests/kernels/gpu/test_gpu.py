@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from localkv.arch.spec import AttentionParams
+from localkv.cache.arrays import Segment
 from localkv.cache.ladder import DEFAULT_LADDER
-from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_cache import LayerCache, Segment
-from localkv.cache.layout import SegmentSpec
-from localkv.cache.tail import Tail
+from localkv.cache.layout import SegmentSpec, Tail
 from localkv.formats import KV_FORMATS, TOKEN_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, stored_rows

@@ -17,9 +17,8 @@ from localkv.arch.spec import (
     RecurrentSpec,
     ShortConvSpec,
 )
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
-from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates, StateRows
+from localkv.cache.arrays import Batch, LayerCache, StateRows
+from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs

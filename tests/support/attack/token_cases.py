@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localkv.cache.layout import SegmentSpec
-from localkv.cache.tail import Tail
+from localkv.cache.layout import SegmentSpec, Tail
 from localkv.kernels.backend import run_one_by_one
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.synthetic import synthetic_model

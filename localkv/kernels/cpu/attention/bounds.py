@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Batch, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.bounds import BoundsError, check_ids, check_tables
 from localkv.kernels.cpu.attention.job import Block, Chunk, Sequence

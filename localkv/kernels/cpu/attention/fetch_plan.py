@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.cpu.attention.kernels import cache_decoder

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.job import TILE_ROWS

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Batch, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import address

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence as Seq
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.cpu.attention.job import Sequence
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.addresses import Floats, address

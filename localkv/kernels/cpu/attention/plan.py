@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.arrays import Batch, SegmentBatch
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Batch, LayerCache
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.job import Job

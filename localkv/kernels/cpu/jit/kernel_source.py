@@ -92,7 +92,6 @@ _BUILT_ON = (
     "arch/spec.py",
     "cache/ladder.py",
     "cache/layout.py",
-    "cache/tail.py",
     "config.py",
     "option_names.py",
     "errors.py",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from localkv.cache.recurrent_state import StateRows
+from localkv.cache.arrays import StateRows
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import LayerChains

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.formats.shared.channel_groups import TOKENS

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from localkv.cache.arrays import Arrays
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import Arrays, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import copied, put_copies, repack_page, unpacked
 from localkv.kernels.cpu.addresses import Floats

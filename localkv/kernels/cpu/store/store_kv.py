@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.addresses import Floats

@@ -90,7 +90,7 @@ def tail_begin(
     TAIL_TOKENS: tl.constexpr,
 ):
     """The first key that the tokens of a sequence at `position` read in their tails, counted like
-    these from `first_position` (`cache/tail.py`)."""
+    these from `first_position` (`cache/layout.py`)."""
     packed = position + first_position - tail_start + 1 - tail_newest
     begin = tail_start + tl.maximum(packed, 0) // TAIL_TOKENS * TAIL_TOKENS
     exact = tl.load(exact_ptr + sequence).to(tl.int32)

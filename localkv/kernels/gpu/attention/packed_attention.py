@@ -10,8 +10,7 @@ import triton
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
-from localkv.cache.batch import Batch, SegmentBatch
-from localkv.cache.layer_cache import Segment
+from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (

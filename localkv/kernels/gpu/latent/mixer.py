@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import LatentAttentionSpec, LayerSpec
-from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.arrays import Batch, LayerCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
