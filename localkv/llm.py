@@ -55,11 +55,15 @@ from localkv.loader.smoothing import changed_tensors
 from localkv.loader.tokenizer import Tokenizer
 from localkv.loader.weights import checked_spec, load_model, lock_weights
 from localkv.memory.budgeted import Budgeted
-from localkv.memory.cache_tokens import cache_in_bytes, cache_that_fits
-from localkv.memory.context import beyond_training, chosen_context
 from localkv.memory.draft_file import DraftFile
-from localkv.memory.fit import check_fit
-from localkv.memory.free_memory import free_memory
+from localkv.memory.fit import (
+    beyond_training,
+    cache_in_bytes,
+    cache_that_fits,
+    check_fit,
+    chosen_context,
+    free_memory,
+)
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords, unknown_name
 from localkv.option_types import check_types
@@ -938,7 +942,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
             "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it
-            (`memory/context.py`).
+            (`memory/fit.py`).
         cache_type_k, cache_type_v: types of K and of V in the cache, names in `KV_FORMATS`.
         cache_type_k_swa, cache_type_v_swa: types of layers that see a window only; None for the
             same as of the others.

@@ -11,8 +11,7 @@ from localkv.bench.source import Source
 from localkv.cache.cache_checks import check_cache
 from localkv.config import CacheConfig
 from localkv.kernels.select import select_backend
-from localkv.memory.fit import check_fit
-from localkv.memory.free_memory import free_memory
+from localkv.memory.fit import check_fit, free_memory
 from localkv.memory.plan import ModelMemory
 from localkv.system.threads import n_threads
 

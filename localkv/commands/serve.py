@@ -145,7 +145,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     """
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.weights import checked_spec
-    from localkv.memory.context import chosen_context
+    from localkv.memory.fit import chosen_context
 
     if not port:
         raise UsageError("--print-config names the port to clients, which --port 0 leaves open")

@@ -12,7 +12,7 @@ from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, fitting_pairs, usual_pairs
 from localkv.memory.kv_bytes import mean_bits
 from localkv.memory.plan import MemoryPlan, ModelMemory
-from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
+from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
 from localkv.presets import PAIRS
 
 if TYPE_CHECKING:

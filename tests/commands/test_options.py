@@ -192,7 +192,7 @@ def test_cache_types_are_those_of_the_registry(program: Program) -> None:
 
 
 def test_the_help_names_the_default_context(program: Program) -> None:
-    from localkv.memory.context import DEFAULT_N_CTX
+    from localkv.memory.fit import DEFAULT_N_CTX
 
     assert f"at most {DEFAULT_N_CTX}]" in " ".join(program("complete", "--help").out.split())
 

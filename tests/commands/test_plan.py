@@ -29,7 +29,7 @@ from localkv.loader.synthetic import RandomTensors
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.memory.plan import ModelMemory
-from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
+from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
 from localkv.presets import PRESETS
 from localkv.system.machine_memory import Budget
 from localkv.system.threads import n_threads

@@ -12,7 +12,7 @@ from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
-from localkv.memory.cache_tokens import tokens_in_bytes, tokens_that_fit
+from localkv.memory.fit import tokens_in_bytes, tokens_that_fit
 from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import Budget
 

@@ -26,8 +26,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec
 from localkv.memory.advice import recommend
-from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
-from localkv.memory.free_memory import free_memory
+from localkv.memory.fit import check_fit, free_memory, smaller_pairs, usual_pairs
 from localkv.memory.kv_bytes import fits_head, mean_bits
 from localkv.memory.plan import ModelMemory
 from localkv.presets import USUAL
@@ -203,7 +202,7 @@ def has_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_memory(n_bytes: int | None) -> None:
         found = None if n_bytes is None else budget(n_bytes)
-        monkeypatch.setattr("localkv.memory.free_memory.machine_memory", lambda: found)
+        monkeypatch.setattr("localkv.memory.fit.machine_memory", lambda: found)
 
     return set_memory
 
@@ -283,9 +282,7 @@ def test_a_sweep_is_refused_before_it_measures(
     text = tmp_path / "t.txt"
     text.write_text("The fox said hello to the owl. " * 40)
     free = iter([budget(GIB)])
-    monkeypatch.setattr(
-        "localkv.memory.free_memory.machine_memory", lambda: next(free, budget(1 << 10))
-    )
+    monkeypatch.setattr("localkv.memory.fit.machine_memory", lambda: next(free, budget(1 << 10)))
     monkeypatch.setattr("localkv.quality.scores.score_chunks", never)
     argv = ("perplexity", "-m", tiny_model, "-f", text, "-c", "256", "--sweep", "f32/f32")
     result = program(*argv)

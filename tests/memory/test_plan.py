@@ -28,9 +28,8 @@ from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
 from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
-from localkv.memory.footprints import FOOTPRINTS
-from localkv.memory.plan import MemoryPlan
-from localkv.memory.scratch import repack_bytes
+from localkv.memory.plan import MemoryPlan, repack_bytes
+from localkv.memory.weight_bytes import FOOTPRINTS
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads
 from support.held_bytes import held, storages

@@ -10,7 +10,7 @@ from localkv.cache.ladder import LadderSizes, ladder_text
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_layouts, ladder_layout
 from localkv.commands.output import table
 from localkv.errors import byte_size
-from localkv.memory.scratch import repack_bytes
+from localkv.memory.plan import repack_bytes
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig

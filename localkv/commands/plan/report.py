@@ -12,10 +12,9 @@ from localkv.commands.options import DEFAULT_BATCH
 from localkv.commands.output import one_line, table
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
-from localkv.memory.context import beyond_training
-from localkv.memory.fit import type_flags
+from localkv.memory.fit import beyond_training, type_flags
 from localkv.memory.kv_bytes import kv_bytes_per_token
-from localkv.memory.requantised import bits_per_weight
+from localkv.memory.weight_bytes import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
