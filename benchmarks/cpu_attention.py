@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams, AttentionSpec, CacheGroup
-from localkv.bench.machine import bandwidth
+from localkv.bench.result import bandwidth
 from localkv.cache.arrays import Array, Batch, LayerCache, SegmentBatch
 from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import cache_segments

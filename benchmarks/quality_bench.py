@@ -28,10 +28,9 @@ from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
-from localkv.quality.channel_sizes import channel_sizes
+from localkv.quality.channels import channel_sizes
 from localkv.quality.kv_profile import learn_codebooks, measure
-from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
-from localkv.quality.statistics import divergence
+from localkv.quality.scores import TokenScores, base_cache, divergence, joined, score_chunks
 
 ROOT = Path(__file__).parents[1]
 KNOWN_ROWS = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from quality_recall import Recall
 
-from localkv.quality.statistics import Estimate
+from localkv.quality.scores import Estimate
 
 
 @dataclass(frozen=True)

@@ -144,13 +144,13 @@ class LocalKV(Session):
 
     def bytes_per_token(self, depth: int) -> float:
         from localkv.bench.grid import BenchTest
-        from localkv.bench.traffic import bytes_per_token
+        from localkv.bench.run import bytes_per_token
 
         test = BenchTest(n_prompt=0, n_gen=1, n_depth=depth)
         return bytes_per_token(self.engine.model, self.engine.cache.layouts, test, PROMPT)
 
     def bandwidth(self) -> float:
-        from localkv.bench.machine import bandwidth
+        from localkv.bench.result import bandwidth
 
         return bandwidth(self.engine.model.backend)
 

@@ -17,8 +17,7 @@ import numpy as np
 from localkv.bench.grid import Grid, Setting
 from localkv.bench.result import Machine
 from localkv.bench.run import GREEDY, Options, machine_of
-from localkv.bench.source import Source
-from localkv.bench.subject import Subject
+from localkv.bench.source import Source, Subject
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine

@@ -1,4 +1,4 @@
-"""The source of a model to measure, and its header: enough to plan with. No torch."""
+"""The model to measure: its header, which is enough to plan with, and the loaded model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.select import select_backend, unused_gpu
+from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tensors
+from localkv.loader.listed_tensors import checked_spec
 from localkv.loader.model_summary import file_type_name
-from localkv.loader.weights import checked_spec
+from localkv.loader.shapes import shape_and_type, shape_tensors
+from localkv.loader.synthetic import synthetic_model
 from localkv.memory.weight_bytes import weights_by_type
+from localkv.model import Transformer
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,29 @@ def _rounded(n: int) -> str:
             value = n / factor
             return f"{value:.1f}{unit}" if value < 9.95 else f"{value:.0f}{unit}"
     return str(n)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on a backend, where it is from, and lines that the user should see."""
+
+    source: Source
+    model: Transformer
+    warnings: tuple[str, ...] = ()
+
+
+def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
+    """Load a file, or draw random weights.
+
+    Raises:
+        LocalKVError: as `LLM` does.
+    """
+    if source.path is None:
+        shape, _, type_name = source.name.partition(":")
+        model = synthetic_model(shape, type_name, select_backend(device))
+        line = unused_gpu(device)
+        return Subject(source, model, (line,) if line else ())
+    llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit, progress=False)
+    if llm.backend.late is not None:
+        llm.backend.late.finish()
+    return Subject(source, llm.engine.model, tuple(llm.warnings))

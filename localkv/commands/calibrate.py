@@ -82,7 +82,7 @@ def _run(
     from localkv.loader.model_fingerprint import model_hash
     from localkv.presets import of_presets
     from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
-    from localkv.quality.calibration_text import calibration_text
+    from localkv.quality.chunks import calibration_text
     from localkv.quality.kv_profile import measure
 
     chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
@@ -137,7 +137,7 @@ def _smoothed(
     from localkv.kernels.select import select_backend
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
-    from localkv.quality.channel_sizes import channel_sizes
+    from localkv.quality.channels import channel_sizes
 
     model, gguf, device = llm.engine.model, llm.gguf, llm.backend.name
     if not alpha:
@@ -169,7 +169,7 @@ def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:
 
 def _speed(llm: LLM) -> tuple[float, float]:
     """Seconds of a generated token without history, and bytes per second of memory."""
-    from localkv.bench.machine import bandwidth
+    from localkv.bench.result import bandwidth
 
     engine = llm.engine
     engine.reset()

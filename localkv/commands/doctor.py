@@ -15,13 +15,13 @@ from localkv.commands.output import OwnText, one_line
 from localkv.commands.parsing import Command
 
 if TYPE_CHECKING:
-    from localkv.doctor.finding import Finding
+    from localkv.doctor.checks import Finding
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localkv.commands.output import did_you_mean
 from localkv.commands.parsing import config_defaults, config_path
-from localkv.doctor.finding import Check, Finding
+from localkv.doctor.checks import Check, Finding
 from localkv.errors import LocalKVError
 
 _WORDS = {"ok": "ok", "info": "-", "warning": "warning", "broken": "broken"}
@@ -30,8 +30,7 @@ _COLOURS = {"ok": "green", "info": None, "warning": "yellow", "broken": "red"}
 
 def _run(*, as_json: bool) -> int:
     from localkv import __version__
-    from localkv.doctor.all_checks import machine_checks
-    from localkv.doctor.finding import examine
+    from localkv.doctor.checks import examine, machine_checks
 
     ctx = click.get_current_context()
     group = ctx.parent.command if ctx.parent is not None else None

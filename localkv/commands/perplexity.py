@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from localkv.config import CacheConfig
     from localkv.llm import LLM
     from localkv.quality.base_file import BaseFile
-    from localkv.quality.statistics import Divergence, Estimate
+    from localkv.quality.scores import Divergence, Estimate
 
 
 DEFAULT_N_CTX = 512  # llama-perplexity's
@@ -207,8 +207,7 @@ def _run(
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality.chunks import text_chunks
-    from localkv.quality.scores import base_cache
-    from localkv.quality.statistics import divergence, perplexity
+    from localkv.quality.scores import base_cache, divergence, perplexity
 
     tokenizer = llm.tokenizer
     for line in all_warnings(llm):
@@ -375,8 +374,7 @@ def _score(
     prefill_exact: bool,
 ) -> list[TokenScores]:
     """The scores of the whole text with each cache."""
-    from localkv.quality.scores import joined, score_chunks
-    from localkv.quality.statistics import perplexity
+    from localkv.quality.scores import joined, perplexity, score_chunks
 
     engine = llm.engine
     found: list[list[TokenScores]] = []

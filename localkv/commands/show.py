@@ -615,7 +615,7 @@ def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]
     if file is not None:
         name = "stdin" if file == "-" else printable(Path(file).name)
         return without_final_newline(read_file(file, "the text")), name
-    from localkv.quality.calibration_text import calibration_text
+    from localkv.quality.chunks import calibration_text
 
     return calibration_text(), BUILT_IN
 

@@ -1,8 +1,9 @@
-"""A text in chunks of one context each, and which of their tokens are scored."""
+"""Texts to measure with: one that comes with the package, and any text in chunks of one context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 
 from localkv.errors import UsageError, counted
 
@@ -53,3 +54,8 @@ def first_scored(n_ctx: int) -> int:
 def n_scored(n_ctx: int) -> int:
     """Number of a chunk's tokens that are scored: those from `first_scored` on."""
     return n_ctx - 1 - first_scored(n_ctx)
+
+
+def calibration_text() -> str:
+    """Some 1,500 words."""
+    return resources.files("localkv.quality").joinpath("calibration.txt").read_text("utf-8").strip()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import group_layouts, with_types
 from localkv.cache.profile import (
     KVProfile,
@@ -18,15 +23,15 @@ from localkv.cache.profile import (
 from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
+from localkv.formats.codebook_rows import scaled_inliers
+from localkv.formats.codebooks import LARGEST, STEPS, Codebook, check_codebook
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.best_types import best_types, changed, predicted
 from localkv.quality.calibration_plan import Key, Plan, Sides
 from localkv.quality.channels import Ranges, channel_ranges, stored_rows
-from localkv.quality.codebooks import learn_codebook
 from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
-from localkv.quality.type_choice import try_types, worth_measuring
 
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""
@@ -259,3 +264,98 @@ def layer_facts(
         packed = packed_ranges(ranges.lo, ranges.hi)
         sides.append(SideFacts(n_heads, n_channels, packed, kld, exponents, tuple(of_side)))
     return LayerFacts(*sides)
+
+
+MARGIN = 1.25
+"""How much more a type may cost than one of at most its size."""
+
+
+class Tried(NamedTuple):
+    """What a type costs: bytes per token, and divergence."""
+
+    size: int
+    cost: float
+
+
+def worth_measuring(tried: Mapping[str, Tried]) -> list[str]:
+    """The types that no other beats, in their order."""
+    return [
+        name
+        for name, one in tried.items()
+        if all(
+            one.cost <= MARGIN * other.cost
+            for other in tried.values()
+            if other is not one and other.size <= one.size
+        )
+    ]
+
+
+def try_types(
+    config: ModelSpec, names: Iterable[str], side: int, cost: Callable[[str], float]
+) -> dict[str, Tried]:
+    """The types with which all heads' rows are whole blocks, and what they cost.
+
+    Args:
+        side: 0 for K, 1 for V.
+        cost: divergence with a type for that side of all layers.
+    """
+    tried = {}
+    for name in names:
+        rows = [
+            (len(g.layers) * g.n_kv_heads, (g.key_dim, g.value_dim)[side]) for g in config.groups
+        ]
+        if all(dim % KV_FORMATS[name].block_size == 0 for _, dim in rows):
+            size = sum(n * KV_FORMATS[name].row_bytes(dim) for n, dim in rows)
+            tried[name] = Tried(size, cost(name))
+    return tried
+
+
+Floats = NDArray[np.float32]
+
+ROUNDS = 50
+"""Of k-means for the same scales."""
+TURNS = 4
+"""Of scales and k-means."""
+BINS = 1 << 14
+
+
+def learn_codebook(rows: Floats, n: int) -> Codebook:
+    """`n` numbers for rows: float32 [..., channels], as they are to be packed.
+
+    The values are counted in bins, so the time does not depend on how many there are.
+    """
+    codebook: Codebook = ()
+    for _ in range(TURNS):
+        codebook = _means(scaled_inliers(rows, codebook), n, codebook)
+    check_codebook(codebook)
+    return codebook
+
+
+def _means(values: Floats, n: int, start: Codebook) -> Codebook:
+    """`n` means of values, from those before on, if there are any."""
+    counts, edges = np.histogram(values.clip(-LARGEST, LARGEST), BINS, (-LARGEST, LARGEST))
+    points = (edges[1:] + edges[:-1]) / 2
+    below = np.concatenate(([0.0], np.cumsum(counts, dtype=np.float64)))
+    moments = np.concatenate(([0.0], np.cumsum(counts * points)))
+    shares = (np.arange(n) + 0.5) / n
+    centres = np.array(start) if start else np.interp(shares * below[-1], below[1:], points)
+    for _ in range(ROUNDS):
+        borders = np.searchsorted(points, (centres[1:] + centres[:-1]) / 2)
+        starts, ends = np.concatenate(([0], borders)), np.concatenate((borders, [BINS]))
+        members = below[ends] - below[starts]
+        sums = moments[ends] - moments[starts]
+        centres = np.where(members > 0, sums / np.maximum(members, 1), centres)
+    step = STEPS[n]
+    parts = _distinct(np.rint(centres / step).astype(int).tolist(), LARGEST // step)
+    return tuple(part * step for part in parts)
+
+
+def _distinct(values: list[int], largest: int) -> Codebook:
+    """The same numbers, of at most `largest`, moved apart where two are equal."""
+    values[0] = max(values[0], -largest)
+    for i in range(1, len(values)):
+        values[i] = max(values[i], values[i - 1] + 1)
+    values[-1] = min(values[-1], largest)
+    for i in reversed(range(len(values) - 1)):
+        values[i] = min(values[i], values[i + 1] - 1)
+    return tuple(values)

@@ -7,17 +7,23 @@ cache stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from localkv.cache.arrays import Batch, LayerCache, SegmentBatch, Wanted
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.cache.pages import Sequence as CachedSequence
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.token_scores import Array, Logits, TokenScores, score
 from localkv.model import Transformer
 from localkv.quality.base_file import BaseFile, BaseWriter
 from localkv.quality.chunks import first_scored, n_scored
-from localkv.quality.exact_prefill import ExactPrefillCache
 
 _BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
@@ -127,3 +133,140 @@ def joined(parts: Sequence[TokenScores]) -> TokenScores:
 def base_cache(n_ctx: int) -> CacheConfig:
     """The cache that others are compared with: f16 for K and V, not rotated."""
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
+
+
+class ExactPrefillCache(KVCache):
+    """A `KVCache` of one sequence whose layers have one more segment: the batch's own rows, in f32.
+
+    The other segments store the batch's rows as ever, but show attention only those before.
+
+    Args:
+        n_batch: most tokens of a batch.
+        layouts, options: the arguments of `KVCache`.
+    """
+
+    def __init__(self, layouts: Sequence[GroupLayout], *, n_batch: int, **options: Any) -> None:
+        super().__init__(layouts, n_batch=n_batch, **options)
+        plain = [replace(layout, segments=(SegmentSpec("f32", "f32"),)) for layout in layouts]
+        self._own = KVCache(plain, **(options | {"n_ctx": min(n_batch, self.n_ctx)}))
+        self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0
+        self._blocks = dict[tuple[int, int, int], int]()
+        n_parts = 0
+        for i, (layer, own) in enumerate(zip(self.layers, self._own.layers, strict=True)):
+            block = layer.part, len(layer.segments), own.part
+            if block not in self._blocks:
+                self._blocks[block] = n_parts
+                n_parts += len(layer.segments) + 1
+            segments = (*layer.segments, *own.segments)
+            self.layers[i] = LayerCache(segments, self._blocks[block], layer.state)
+
+    def batch(
+        self,
+        parts: Sequence[tuple[CachedSequence, Sequence[int]]],
+        *,
+        logits: Wanted | Sequence[Wanted] = "last",
+        generated: bool | Sequence[bool] = False,
+    ) -> Batch:
+        """See `KVCache.batch`; `parts` is one sequence."""
+        ((sequence, ids),) = parts
+        batch = super().batch(parts, logits=logits, generated=generated)
+        own = self._own.batch([(self._own_sequence, ids)])
+        segments = list[SegmentBatch]()
+        for first, n_segments, own_part in self._blocks:
+            for i in range(first, first + n_segments):
+                part, rows = self.parts[i], batch.segments[i]
+                length = max(0, min(sequence.length, part.end) - part.first)
+                segments.append(replace(rows, lengths=(min(length, *rows.lengths),)))
+            segments.append(replace(own.segments[own_part], first_position=sequence.length))
+        return replace(batch, segments=tuple(segments))
+
+
+KLD_PERCENTILES = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
+DELTA_P_PERCENTILES = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
+"""Those that llama-perplexity prints; 100 is the maximum, 50 the median, 0 the minimum."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far a cache's predictions are from the base's.
+
+    Δp is the change of the probability of the token that came: p - p_base, between -1 and 1.
+
+    Attributes:
+        ppl_base: perplexity with the base cache.
+        log_ppl_ratio, ppl_ratio, ppl_difference: of the perplexity to the base's.
+        correlation: of the two ln(perplexity) over tokens.
+        kld, kld_percentiles: mean, and percentile -> value (`KLD_PERCENTILES`), in nats.
+        delta_p, delta_p_percentiles, rms_delta_p: mean, percentiles and root mean square of Δp.
+        same_top: share of tokens with the same most likely token.
+    """
+
+    ppl_base: Estimate
+    log_ppl_ratio: Estimate
+    ppl_ratio: Estimate
+    ppl_difference: Estimate
+    correlation: float
+    kld: Estimate
+    kld_percentiles: dict[float, float]
+    delta_p: Estimate
+    delta_p_percentiles: dict[float, float]
+    rms_delta_p: Estimate
+    same_top: Estimate
+
+
+def mean(values: Array) -> Estimate:
+    """The mean and its standard error, sqrt((E[x^2] - E[x]^2) / (n - 1))."""
+    return Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values) - 1)))
+
+
+def perplexity(nll: Array) -> Estimate:
+    """exp of the mean negative log-likelihood; the error by Gauss, as llama-perplexity has it."""
+    log_ppl = mean(nll)
+    ppl = math.exp(log_ppl.value)
+    return Estimate(ppl, ppl * log_ppl.error)
+
+
+def divergence(scores: TokenScores) -> Divergence:
+    """The statistics of scores that have a base."""
+    ppl, ppl_base = perplexity(scores.nll), perplexity(scores.nll_base)
+    log_ratio = mean(scores.nll - scores.nll_base)
+    ratio = math.exp(log_ratio.value)
+    delta_p = np.exp(-scores.nll) - np.exp(-scores.nll_base)
+    mean_square = mean(delta_p**2)
+    rms = math.sqrt(mean_square.value)
+    same = float(scores.same_top.mean())
+    return Divergence(
+        ppl_base=ppl_base,
+        log_ppl_ratio=log_ratio,
+        ppl_ratio=Estimate(ratio, ratio * log_ratio.error),
+        ppl_difference=Estimate(
+            ppl.value - ppl_base.value,
+            mean(ppl.value * scores.nll - ppl_base.value * scores.nll_base).error,
+        ),
+        correlation=_correlation(scores.nll, scores.nll_base),
+        kld=mean(scores.kld),
+        kld_percentiles=_percentiles(scores.kld, KLD_PERCENTILES),
+        delta_p=mean(delta_p),
+        delta_p_percentiles=_percentiles(delta_p, DELTA_P_PERCENTILES),
+        rms_delta_p=Estimate(rms, mean_square.error / (2 * rms) if rms else 0.0),
+        same_top=Estimate(same, math.sqrt(same * (1 - same) / (len(scores.nll) - 1))),
+    )
+
+
+def _percentiles(values: Array, percentiles: Sequence[float]) -> dict[float, float]:
+    found = np.percentile(values, percentiles)
+    return {at: float(value) for at, value in zip(percentiles, found, strict=True)}
+
+
+def _correlation(a: Array, b: Array) -> float:
+    deviation = float(a.std() * b.std())
+    covariance = float(((a - a.mean()) * (b - b.mean())).mean())
+    return covariance / deviation if deviation else 0.0

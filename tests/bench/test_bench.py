@@ -19,12 +19,9 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
-from localkv.bench import machine
 from localkv.bench.grid import BenchTest, Grid
-from localkv.bench.run import Options, run
-from localkv.bench.source import file_source, synthetic_source
-from localkv.bench.subject import load
-from localkv.bench.traffic import bytes_per_token, weight_bytes
+from localkv.bench.run import Options, bytes_per_token, run, weight_bytes
+from localkv.bench.source import file_source, load, synthetic_source
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.commands.bench import plot as bench_plot
 from localkv.commands.bench.plot import fit, series
@@ -63,7 +60,7 @@ GENERATION = ("-p", 0, "-n", 4, "-r", 1)
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth is measured, but of something small."""
-    monkeypatch.setattr(machine, "CPU_BUFFER", 1 << 20)
+    monkeypatch.setattr(result, "CPU_BUFFER", 1 << 20)
 
 
 @pytest.fixture
@@ -306,18 +303,18 @@ def test_a_gpu_that_is_left_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_bandwidth_is_measured() -> None:
-    assert 1e6 < machine.bandwidth(cpu_backend()) < 1e13
+    assert 1e6 < result.bandwidth(cpu_backend()) < 1e13
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux forgets peaks")
 def test_a_peak_is_that_of_its_test() -> None:
     backend = cpu_backend()
-    first = machine.PeakMemory(backend)
+    first = result.PeakMemory(backend)
     taken = np.ones(1 << 25, np.float32)
     assert first.n_bytes() > taken.nbytes
     high = first.n_bytes()
     del taken
-    assert machine.PeakMemory(backend).n_bytes() < high - (1 << 26)
+    assert result.PeakMemory(backend).n_bytes() < high - (1 << 26)
 
 
 # -- presets, and what fits
@@ -363,7 +360,7 @@ def test_weights_made_in_memory_must_fit_in_it(program, monkeypatch) -> None:
         raise AssertionError("weights were made")
 
     monkeypatch.setattr("localkv.bench.fit.free_memory", lambda device: Budget(100 << 30, "here"))
-    monkeypatch.setattr("localkv.bench.subject.load", load)
+    monkeypatch.setattr("localkv.bench.source.load", load)
     result = program("bench", *PROMPT, "--synthetic", "llama-70b:f32")
     assert (result.code, result.out) == (1, "")
     assert "no context does: a smaller file of the model is needed" in result.err

@@ -13,8 +13,7 @@ import pytest
 from localkv.bench.grid import Grid
 from localkv.bench.parallel import ParallelTest, parallel_tests, run_parallel
 from localkv.bench.run import Options
-from localkv.bench.source import file_source
-from localkv.bench.subject import load
+from localkv.bench.source import file_source, load
 from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine

@@ -26,8 +26,8 @@ from quality_table import BEGIN, END, TABLES, frontier_table  # noqa: E402
 
 from localkv import LLM  # noqa: E402
 from localkv.formats import KV_FORMATS  # noqa: E402
-from localkv.quality.codebooks import learn_codebook  # noqa: E402
-from localkv.quality.statistics import Estimate  # noqa: E402
+from localkv.quality.kv_profile import learn_codebook  # noqa: E402
+from localkv.quality.scores import Estimate  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.doctor import all_checks
-from localkv.doctor.finding import Check, Finding
+from localkv.doctor.checks import Check, Finding
 from support.program import Program, loaded_by, on_terminal
 
 
@@ -18,8 +17,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Says what the checks of the machine find."""
 
     def find(*findings: Finding) -> None:
-        checks = [Check(finding.name, lambda f=finding: f) for finding in findings]
-        monkeypatch.setattr(all_checks, "machine_checks", lambda: checks)
+        found = [Check(finding.name, lambda f=finding: f) for finding in findings]
+        monkeypatch.setattr(checks, "machine_checks", lambda: found)
 
     for name in ("CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HTTPS_PROXY", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from localkv.chat.store import SCHEMA_VERSION, Store
-from localkv.doctor import gpu, probe, processor, software, storage
-from localkv.doctor.finding import Check, Finding, examine
-from localkv.doctor.memory import check_memory
+from localkv.doctor import checks, probe
+from localkv.doctor.checks import Check, Finding, check_memory, examine
 from localkv.doctor.probe import ProbeError, Probes
 from localkv.system import nvidia_driver
 
@@ -69,7 +68,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment with what `pip install localkv` brings."""
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
 
 
 def test_a_check_that_fails_stops_no_other() -> None:
@@ -117,7 +116,7 @@ def test_a_package_that_is_broken(
     broken_packages: Path, source: str, error: str, driver: Path
 ) -> None:
     (broken_packages / "torch.py").write_text(source)
-    finding = gpu.check_torch(Probes("torch"))
+    finding = checks.check_torch(Probes("torch"))
     assert finding.status == "warning"
     assert error in finding.summary
     assert "pip install torch" in str(finding.hint)
@@ -153,9 +152,9 @@ def test_files_of_the_working_directory_are_not_imported(
 
 
 def test_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.check_python().status == "ok"
-    monkeypatch.setattr(software.sys, "version_info", (3, 10, 4))
-    finding = software.check_python()
+    assert checks.check_python().status == "ok"
+    monkeypatch.setattr(checks.sys, "version_info", (3, 10, 4))
+    finding = checks.check_python()
     assert (finding.status, finding.hint) == ("broken", "localkv needs 3.11 or newer")
 
 
@@ -165,21 +164,21 @@ def needs(monkeypatch: pytest.MonkeyPatch, *lines: str, **installed: str) -> Non
             raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(software.metadata, "requires", lambda _: list(lines))
-    monkeypatch.setattr(software.metadata, "version", version)
+    monkeypatch.setattr(checks.metadata, "requires", lambda _: list(lines))
+    monkeypatch.setattr(checks.metadata, "version", version)
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ("numpy>=2.0", "numba>=0.62", "gone; sys_platform == 'dos'", "x>1")
     lines += ("torch>=2.11; extra == 'gpu'", "pytest>=8; extra == 'dev'")
     needs(monkeypatch, *lines, numpy="2.4", numba="0.61", torch="2.0")
-    finding = software.check_packages()
+    finding = checks.check_packages()
     assert finding.status == "broken"
     assert finding.summary == "numba 0.61, x is missing"
     assert finding.hint == "pip install 'numba>=0.62' 'x>1'"
-    assert software.unmet_requirement("torch") == "torch>=2.11"
+    assert checks.unmet_requirement("torch") == "torch>=2.11"
     needs(monkeypatch, "numpy>=2.0", numpy="2.4")
-    assert software.check_packages().status == "ok"
+    assert checks.check_packages().status == "ok"
 
 
 def test_an_own_version_of_torch_is_recognised(
@@ -187,10 +186,10 @@ def test_an_own_version_of_torch_is_recognised(
 ) -> None:
     line = "torch>=2.11; extra == 'gpu'"
     needs(monkeypatch, line, torch="2.13.0+cpu")
-    assert software.unmet_requirement("torch") is None
+    assert checks.unmet_requirement("torch") is None
     facts = {"version": "2.0", "cuda": None, "hip": None}
     needs(monkeypatch, line, torch="2.0")
-    finding = gpu.check_torch(FakeProbes(torch=facts))
+    finding = checks.check_torch(FakeProbes(torch=facts))
     assert (finding.status, finding.hint) == ("warning", "pip install 'torch>=2.11'")
 
 
@@ -198,16 +197,16 @@ def test_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(software.metadata, "requires", missing)
-    assert software.check_packages().status == "info"
+    monkeypatch.setattr(checks.metadata, "requires", missing)
+    assert checks.check_packages().status == "info"
     facts = {"version": "2.13", "cuda": "13.0", "hip": None}
-    finding = gpu.check_torch(FakeProbes(torch=facts))
+    finding = checks.check_torch(FakeProbes(torch=facts))
     assert (finding.status, finding.summary) == ("ok", "2.13, built with CUDA 13.0")
 
 
 def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     needs(monkeypatch, matplotlib="3.9")
-    finding = software.check_extras()
+    finding = checks.check_extras()
     assert finding.status == "info"
     assert finding.facts == {"matplotlib": "3.9", "nvidia-ml-py": None}
 
@@ -219,10 +218,10 @@ def test_instructions_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Some  CPU\nmodel name\t: Some  CPU\n")
     monkeypatch.setattr("localkv.system.processor.CPUINFO", cpuinfo)
-    monkeypatch.setattr(processor, "usable_cores", lambda: 1)
+    monkeypatch.setattr(checks, "usable_cores", lambda: 1)
 
     def check(**facts: object) -> Finding:
-        return processor.check_processor(FakeProbes(cpu={**CPU, **facts}))
+        return checks.check_processor(FakeProbes(cpu={**CPU, **facts}))
 
     assert check().summary == "Some CPU, 1 core, AVX2; no AVX-512, no VNNI, no bf16"
     assert check().status == "ok"
@@ -239,7 +238,7 @@ def test_instructions_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_numba_is_necessary() -> None:
     broken = FakeProbes(cpu="ImportError: Numba needs NumPy 2.4 or less")
-    finding = processor.check_processor(broken)
+    finding = checks.check_processor(broken)
     assert finding.status == "broken"
     assert "Numba needs NumPy 2.4 or less" in finding.summary
     assert "numba" in str(finding.hint)
@@ -283,7 +282,7 @@ def test_a_system_that_does_not_tell(tmp_path: Path) -> None:
 
 
 def test_no_gpu(no_driver: None) -> None:
-    finding = gpu.check_gpu(FakeProbes(gpu=NO_GPU))
+    finding = checks.check_gpu(FakeProbes(gpu=NO_GPU))
     assert (finding.status, finding.summary) == (
         "info",
         "none (torch sees no GPU); the CPU is used",
@@ -293,7 +292,9 @@ def test_no_gpu(no_driver: None) -> None:
 def test_neither_torch_nor_a_gpu(no_torch: None, no_driver: None) -> None:
     """The usual machine without a GPU: nothing is amiss."""
     nothing = FakeProbes()
-    found = [check(nothing) for check in (gpu.check_torch, gpu.check_triton, gpu.check_gpu)]
+    found = [
+        check(nothing) for check in (checks.check_torch, checks.check_triton, checks.check_gpu)
+    ]
     assert [(finding.status, finding.summary, finding.hint) for finding in found] == [
         ("info", "not installed; only --device cuda and --device reference need it", None),
         ("info", "not installed; only --device cuda needs it", None),
@@ -303,7 +304,9 @@ def test_neither_torch_nor_a_gpu(no_torch: None, no_driver: None) -> None:
 
 def test_a_gpu_and_no_torch(no_torch: None, driver: Path) -> None:
     nothing = FakeProbes()
-    found = [check(nothing) for check in (gpu.check_torch, gpu.check_triton, gpu.check_gpu)]
+    found = [
+        check(nothing) for check in (checks.check_torch, checks.check_triton, checks.check_gpu)
+    ]
     assert [finding.status for finding in found] == ["warning"] * 3
     assert {finding.hint for finding in found} == {"pip install 'localkv[gpu]'"}
     assert found[-1].summary == "NVIDIA, driver 570.86.15, not used: torch is not installed"
@@ -311,7 +314,7 @@ def test_a_gpu_and_no_torch(no_torch: None, driver: Path) -> None:
 
 def test_a_gpu_that_works(driver: Path) -> None:
     facts = {"devices": [H200], "reason": "", "remedy": ""}
-    finding = gpu.check_gpu(FakeProbes(gpu=facts))
+    finding = checks.check_gpu(FakeProbes(gpu=facts))
     assert finding.status == "ok"
     assert finding.summary == (
         "NVIDIA H200, compute capability 9.0, 139.00 GiB, driver 570.86.15; Triton starts"
@@ -320,14 +323,14 @@ def test_a_gpu_that_works(driver: Path) -> None:
 
 
 def test_a_gpu_that_torch_does_not_see(driver: Path) -> None:
-    finding = gpu.check_gpu(FakeProbes(gpu=NO_GPU))
+    finding = checks.check_gpu(FakeProbes(gpu=NO_GPU))
     assert (finding.status, finding.hint) == ("warning", "nvidia-smi")
     assert finding.summary == "NVIDIA, driver 570.86.15, not used: torch sees no GPU"
 
 
 def test_a_gpu_that_is_too_old(driver: Path) -> None:
     facts = {"devices": [H200 | {"capability": "7.5"}], "reason": "8.0 is needed", "remedy": "cpu"}
-    finding = gpu.check_gpu(FakeProbes(gpu=facts))
+    finding = checks.check_gpu(FakeProbes(gpu=facts))
     assert finding.status == "warning"
     assert finding.summary.endswith("not used: 8.0 is needed")
 
@@ -335,7 +338,7 @@ def test_a_gpu_that_is_too_old(driver: Path) -> None:
 def test_a_supported_gpu_that_can_not_start_is_a_failure(driver: Path) -> None:
     facts = {"devices": [H200], "reason": "", "remedy": ""}
     facts |= {"failure": "no C compiler", "failure_hint": "apt install gcc"}
-    finding = gpu.check_gpu(FakeProbes(gpu=facts))
+    finding = checks.check_gpu(FakeProbes(gpu=facts))
     assert (finding.status, finding.hint) == ("broken", "apt install gcc")
 
 
@@ -350,19 +353,19 @@ def test_the_driver_by_its_library(driver: Path, monkeypatch: pytest.MonkeyPatch
         nvmlSystemGetDriverVersion=lambda: "580.1",
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert gpu.driver_version() == "580.1"
+    assert checks.driver_version() == "580.1"
 
     def fails() -> None:
         raise NVMLError
 
     library.nvmlInit = fails
-    assert gpu.driver_version() == "570.86.15"
+    assert checks.driver_version() == "570.86.15"
     (driver / "version").unlink()
-    assert gpu.driver_version() is None
+    assert checks.driver_version() is None
 
 
 def test_a_gpu_without_torch(driver: Path) -> None:
-    finding = gpu.check_gpu(FakeProbes(gpu="No module named 'torch'"))
+    finding = checks.check_gpu(FakeProbes(gpu="No module named 'torch'"))
     assert finding.status == "warning"
 
 
@@ -373,16 +376,16 @@ def test_triton_matters_to_gpus_only(
     request.getfixturevalue(fixture)
     needs(monkeypatch, "triton>=3.6")
     missing = FakeProbes(triton="No module named 'triton'")
-    finding = gpu.check_triton(missing)
+    finding = checks.check_triton(missing)
     assert (finding.status, finding.hint) == (
         status,
         "pip install 'triton>=3.6'; only GPUs need it",
     )
     needs(monkeypatch, "triton>=3.6", triton="3.5")
-    finding = gpu.check_triton(FakeProbes(triton={"version": "3.5"}))
+    finding = checks.check_triton(FakeProbes(triton={"version": "3.5"}))
     assert (finding.status, finding.summary) == (status, "3.5")
     needs(monkeypatch, "triton>=3.6", triton="3.6")
-    finding = gpu.check_triton(FakeProbes(triton={"version": "3.6"}))
+    finding = checks.check_triton(FakeProbes(triton={"version": "3.6"}))
     assert finding.status == "ok"
 
 
@@ -397,20 +400,20 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 
 
 def with_headers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(gpu.sysconfig, "get_paths", lambda: {"include": str(folder)})
+    monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: {"include": str(folder)})
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = gpu.check_compiler()
+    finding = checks.check_compiler()
     assert finding.status == "warning"
     assert "apt install gcc" in str(finding.hint)
 
 
 def test_a_compiler_that_does_not_run(monkeypatch: pytest.MonkeyPatch, no_driver: None) -> None:
     monkeypatch.setenv("CC", "/nonexistent/cc")
-    finding = gpu.check_compiler()
+    finding = checks.check_compiler()
     assert finding.status == "info"
     assert "does not run" in finding.summary
 
@@ -420,7 +423,7 @@ def test_no_headers_of_python(
 ) -> None:
     compiler(tmp_path, monkeypatch, "exit 1")
     with_headers(monkeypatch, tmp_path)
-    finding = gpu.check_compiler()
+    finding = checks.check_compiler()
     assert finding.status == "warning"
     assert f"no Python.h in {tmp_path}" in finding.summary
     assert "python3-dev" in str(finding.hint)
@@ -430,7 +433,7 @@ def test_no_headers_of_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver
     compiler(tmp_path, monkeypatch, "echo 'x:1: fatal error: stdio.h: no such file' >&2; exit 1")
     with_headers(monkeypatch, tmp_path)
     (tmp_path / "Python.h").write_text("")
-    finding = gpu.check_compiler()
+    finding = checks.check_compiler()
     assert finding.summary.endswith("fails: x:1: fatal error: stdio.h: no such file")
     assert "libc6-dev" in str(finding.hint)
 
@@ -439,7 +442,7 @@ def test_a_compiler_that_works(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Path
 ) -> None:
     compiler(tmp_path, monkeypatch, "grep -q '#include <Python.h>'")
-    assert gpu.check_compiler().status == "ok"
+    assert checks.check_compiler().status == "ok"
 
 
 # -- folders
@@ -448,7 +451,7 @@ def test_a_compiler_that_works(
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written (to root everything can, whatever a folder's mode is)."""
-    monkeypatch.setattr(storage.os, "access", lambda path, mode: not mode & os.W_OK)
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: not mode & os.W_OK)
 
 
 @pytest.fixture
@@ -458,15 +461,15 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(storage, "LITTLE_DISK", 0)
+    monkeypatch.setattr(checks, "LITTLE_DISK", 0)
     return tmp_path
 
 
 def test_nothing_is_made(folders: Path) -> None:
-    assert storage.check_kernel_cache().summary.endswith("kernels, empty")
-    assert storage.check_triton_cache().status == "ok"
-    assert storage.check_models().facts["models"] == 0
-    assert storage.check_sessions().status == "info"
+    assert checks.check_kernel_cache().summary.endswith("kernels, empty")
+    assert checks.check_triton_cache().status == "ok"
+    assert checks.check_models().facts["models"] == 0
+    assert checks.check_sessions().status == "info"
     assert list(folders.iterdir()) == []
 
 
@@ -474,11 +477,11 @@ def test_caches_with_something_in_them(folders: Path) -> None:
     kernels = folders / "XDG_CACHE_HOME" / "localkv" / "kernels" / "__pycache__"
     kernels.mkdir(parents=True)
     (kernels / "x.nbi").write_bytes(bytes(2048))
-    assert storage.check_kernel_cache().facts["bytes"] == 2048
+    assert checks.check_kernel_cache().facts["bytes"] == 2048
     blobs = folders / "hub" / "models--a--b" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "123.incomplete").write_bytes(bytes(1024))
-    finding = storage.check_models()
+    finding = checks.check_models()
     assert finding.status == "ok"
     assert finding.summary.endswith("; 1.00 KiB of interrupted downloads")
 
@@ -488,21 +491,21 @@ def test_machine_code_that_others_may_write(folders: Path) -> None:
     kernels = folders / "XDG_CACHE_HOME" / "localkv" / "kernels"
     kernels.mkdir(parents=True)
     kernels.chmod(0o777)
-    finding = storage.check_kernel_cache()
+    finding = checks.check_kernel_cache()
     assert finding.status == "warning"
     assert "others may write" in finding.summary
     assert "chmod go-w" in str(finding.hint)
     kernels.chmod(0o755)
-    assert storage.check_kernel_cache().status == "ok"
+    assert checks.check_kernel_cache().status == "ok"
 
 
 @pytest.mark.usefixtures("read_only")
 def test_folders_that_can_not_be_written(folders: Path) -> None:
     for check in (
-        storage.check_kernel_cache,
-        storage.check_triton_cache,
-        storage.check_models,
-        storage.check_sessions,
+        checks.check_kernel_cache,
+        checks.check_triton_cache,
+        checks.check_models,
+        checks.check_sessions,
     ):
         finding = check()
         assert finding.status == "warning"
@@ -511,8 +514,8 @@ def test_folders_that_can_not_be_written(folders: Path) -> None:
 
 
 def test_a_disk_that_is_nearly_full(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "LITTLE_DISK", 1 << 60)
-    finding = storage.check_models()
+    monkeypatch.setattr(checks, "LITTLE_DISK", 1 << 60)
+    finding = checks.check_models()
     assert finding.status == "warning"
     assert "localkv rm" in str(finding.hint)
 
@@ -521,21 +524,21 @@ def test_sessions(folders: Path) -> None:
     path = folders / "XDG_DATA_HOME" / "localkv" / "chats.sqlite3"
     store = Store(path)
     store.add_session("one", "model", "", {})
-    finding = storage.check_sessions()  # while a chat has it open
+    finding = checks.check_sessions()  # while a chat has it open
     assert (finding.status, finding.facts["sessions"]) == ("ok", 1)
     store.close()
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     db.close()
-    assert storage.check_sessions().summary.endswith("made by a newer localkv")
+    assert checks.check_sessions().summary.endswith("made by a newer localkv")
     path.write_bytes(b"no database" * 100)
-    finding = storage.check_sessions()
+    finding = checks.check_sessions()
     assert finding.status == "warning"
     assert "not a database" in finding.summary
     assert "localkv chat --repair" in str(finding.hint)
     path.unlink()
     path.mkdir()
-    assert storage.check_sessions().summary == f"{path} is not a file"
+    assert checks.check_sessions().summary == f"{path} is not a file"
 
 
 def test_sessions_that_are_damaged_are_said_to_be(folders: Path) -> None:
@@ -547,7 +550,7 @@ def test_sessions_that_are_damaged_are_said_to_be(folders: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8 * 4096 : 9 * 4096] = bytes(4096)
     path.write_bytes(data)
-    finding = storage.check_sessions()
+    finding = checks.check_sessions()
     assert finding.status == "warning"
     assert "is damaged" in finding.summary or "malformed" in finding.summary
     assert "localkv chat --repair" in str(finding.hint)
@@ -558,10 +561,10 @@ def test_sessions_that_are_damaged_are_said_to_be(folders: Path) -> None:
 def test_sessions_that_others_may_read(folders: Path) -> None:
     path = folders / "XDG_DATA_HOME" / "localkv" / "chats.sqlite3"
     Store(path).close()
-    assert storage.check_sessions().status == "ok"
+    assert checks.check_sessions().status == "ok"
     for loose in (path, path.parent):
         loose.chmod(0o755)
-        finding = storage.check_sessions()
+        finding = checks.check_sessions()
         assert finding.status == "warning"
         assert "others may read it" in finding.summary
         loose.chmod(0o700)

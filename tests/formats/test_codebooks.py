@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from localkv.formats import FORMATS, QuantFormat
 from localkv.formats.shared.codebooks import NORMAL, check_codebook, table_of
-from localkv.quality.codebooks import learn_codebook
+from localkv.quality.kv_profile import learn_codebook
 
 NUQ = [fmt for fmt in FORMATS.values() if fmt.n_centroids]
 by_format = pytest.mark.parametrize("fmt", NUQ, ids=lambda fmt: fmt.name)

@@ -32,7 +32,7 @@ from localkv.loader.smoothing import (
 )
 from localkv.loader.synthetic import random_blocks, set_scales
 from localkv.loader.weights import load_model
-from localkv.quality.channel_sizes import channel_sizes
+from localkv.quality.channels import channel_sizes
 from support.dense_variants import dense_variant
 from support.hybrid_models import HybridModel, hybrid
 from support.paths import MODELS

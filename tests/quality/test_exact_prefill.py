@@ -20,9 +20,7 @@ from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.chunks import text_chunks
-from localkv.quality.exact_prefill import ExactPrefillCache
-from localkv.quality.scores import base_cache, joined, score_chunks
-from localkv.quality.statistics import divergence
+from localkv.quality.scores import ExactPrefillCache, base_cache, divergence, joined, score_chunks
 from support.forward import IDS, nmse, run
 from support.layouts import group_of
 from support.program import Program

@@ -28,8 +28,8 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.calibration_plan import Plan, sensible_types
-from localkv.quality.calibration_text import calibration_text
 from localkv.quality.channels import channel_ranges
+from localkv.quality.chunks import calibration_text
 from localkv.quality.kv_profile import learn_codebooks, measure
 from localkv.quality.layer_costs import ChunkCosts, base_types
 from support.held_bytes import held

@@ -24,8 +24,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
 from localkv.memory.kv_bytes import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
-from localkv.quality.scores import base_cache, joined, score_chunks
-from localkv.quality.statistics import divergence, mean, perplexity
+from localkv.quality.scores import base_cache, divergence, joined, mean, perplexity, score_chunks
 from support.paths import DATA, MODELS
 from support.program import Program, localkv_process
 

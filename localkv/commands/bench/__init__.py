@@ -265,7 +265,7 @@ def _results(
     from localkv.bench.fit import check_grid, check_parallel
     from localkv.bench.parallel import run_parallel
     from localkv.bench.run import run
-    from localkv.bench.subject import load
+    from localkv.bench.source import load
 
     for source, grid in jobs:
         warnings: list[str] = []

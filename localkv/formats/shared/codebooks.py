@@ -4,7 +4,7 @@ A codebook has 2^b numbers in ascending order, integers of at most 127 in magnit
 scale makes values of them (KVQuant's non-uniform types, arXiv:2401.18079, section 3.3, with
 integers so that kernels can look them up as bytes). Sixteen are even: a GPU looks up their halves,
 with 7 bits each, in two tables of eight, and the 8th bit says which table has none. Each layer has
-its own codebook for K and for V, from `quality/codebooks.py`; without one, the codebook of normal
+its own codebook for K and for V, from `quality/kv_profile.py`; without one, the codebook of normal
 numbers serves. Kernels have it as a table (`table_of`), references by way of `codec_of`. No array
 library, except for a table.
 """
@@ -36,7 +36,7 @@ NORMAL: dict[int, Codebook] = {
 }
 """For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, with the
 extreme of a block above 0, when the largest of each two blocks is an outlier
-(`quality/codebooks.py`). Of sixteen, which are rounded to even ones, some are the next even number:
+(`quality/kv_profile.py`). Of sixteen, which are rounded to even ones, some are the next even number:
 with these the error is 2 % smaller."""
 
 
