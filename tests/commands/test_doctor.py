@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from localkv.doctor import checks
 from localkv.doctor.checks import Check, Finding
 from support.program import Program, loaded_by, on_terminal
 
