@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         import importlib
 
-        from localkv.system.garbage import uncollected
+        from localkv.system.this_process import uncollected
 
         with uncollected():
             return getattr(importlib.import_module(_HOMES[name]), name)

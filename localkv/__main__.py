@@ -21,7 +21,7 @@ def main() -> "NoReturn":
     interruptible = getsignal(SIGINT) is default_int_handler  # not so under nohup
     if interruptible:
         signal(SIGINT, SIG_DFL)
-    import localkv.system.process_age  # noqa: F401  # some systems let it count from now only
+    import localkv.system.this_process  # noqa: F401  # some systems let it count from now only
     from localkv.cli import main as run_command_line
     from localkv.commands.process import INTERRUPTED, interrupt
 

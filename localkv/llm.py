@@ -70,10 +70,9 @@ from localkv.option_types import check_types
 from localkv.sampling.params import SamplingOptions, SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.bus_errors import end_cleanly_from_threads
-from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
-from localkv.system.placement import place_caller, place_process
-from localkv.system.threads import default_threads, use_threads
+from localkv.system.this_process import uncollected
+from localkv.system.threads import default_threads, place_caller, place_process, use_threads
 
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream

@@ -25,8 +25,7 @@ from localkv.config import KV_ROTATIONS, MOST_EXACT, CacheConfig, KVCodebook, KV
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
 from localkv.formats.codebooks import Codebook, check_codebook
-from localkv.system.input_file import read_input
-from localkv.system.whole_file import write_whole
+from localkv.system.files import read_input, write_whole
 
 if TYPE_CHECKING:
     import numpy as np

@@ -65,7 +65,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from localkv.system.process_age import process_age
+from localkv.system.this_process import process_age
 
 if TYPE_CHECKING:
     from localkv.structured.grammar import Grammar
@@ -73,7 +73,7 @@ import time
 from pathlib import Path
 
 from localkv.errors import printable
-from localkv.system.whole_file import check_place
+from localkv.system.files import check_place
 
 if TYPE_CHECKING:
     from localkv.engine.stream import Completion

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 import os
 
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
-from localkv.system.cpu_list import cpus_of_mask, cpus_of_range
-from localkv.system.placement import check_cpus
+from localkv.system.processor import cpus_of_mask, cpus_of_range
+from localkv.system.threads import check_cpus
 
 
 def _cache_type_option(side: str, short: str) -> Option:

@@ -16,9 +16,9 @@ from localkv.commands.loading_options import (
 from localkv.commands.model_file import model_file
 from localkv.commands.options import say_preset
 from localkv.commands.output import OwnText, one_line, say
-from localkv.system.garbage import uncollected
 from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
+from localkv.system.this_process import uncollected
 
 if TYPE_CHECKING:
     from localkv.llm import LLM

@@ -35,7 +35,7 @@ from click.core import ParameterSource
 from localkv.commands.other_programs import FOREIGN_COMMANDS, ForeignFlag, foreign_flag
 from localkv.commands.output import OwnText, did_you_mean, note
 from localkv.errors import UsageError, printable
-from localkv.system.input_file import is_endless, read_input
+from localkv.system.files import is_endless, read_input
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

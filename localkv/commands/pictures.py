@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from localkv.commands.output import check_writable
 from localkv.errors import UsageError
-from localkv.system.whole_file import write_whole
+from localkv.system.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ import sys
 
 from localkv.commands.output import say
 from localkv.errors import LocalKVError, UsageError, byte_size
-from localkv.system.input_file import read_input
+from localkv.system.files import read_input
 
 MOST_BYTES = 256 << 20
 """Most bytes of a text; no model has a context for a tenth of that."""

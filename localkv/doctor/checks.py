@@ -28,8 +28,8 @@ from localkv import __version__
 from localkv.doctor.probe import ProbeError, Probes
 from localkv.errors import byte_size, counted
 from localkv.system import nvidia_driver
+from localkv.system.gpu_files import nvidia_driver_is_here
 from localkv.system.machine_memory import machine_memory
-from localkv.system.nvidia_driver import nvidia_driver_is_here
 from localkv.system.processor import processor_name, usable_cores
 
 Status = Literal["ok", "info", "warning", "broken"]

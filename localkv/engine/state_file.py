@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from localkv.errors import UsageError, printable, quoted
 from localkv.system.bus_errors import watch
-from localkv.system.whole_file import written_whole
+from localkv.system.files import written_whole
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),

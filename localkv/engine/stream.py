@@ -16,7 +16,7 @@ from localkv.engine.logprobs import TokenLogprob, named
 if TYPE_CHECKING:
     from localkv.engine.answer_calls import ReadCalls
     from localkv.engine.audit import Audit
-    from localkv.tool_calls.events import ToolCall
+    from localkv.tool_calls.source import ToolCall
 
 
 class TokenDecoder(Protocol):

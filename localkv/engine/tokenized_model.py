@@ -92,7 +92,7 @@ class TokenizedModel:
     def grammar_tokens(self) -> GrammarTokens:
         """What grammars know of the vocabulary: made with the first of them, which takes a second
         for 100,000 tokens, or by `grammar_tokens.begin()` in a thread of its own."""
-        from localkv.structured.grammar_tokens import GrammarTokens
+        from localkv.structured.constraint import GrammarTokens
 
         return GrammarTokens(self.tokenizer)
 

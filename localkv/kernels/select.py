@@ -8,9 +8,8 @@ from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
 from localkv.option_names import unknown_name
-from localkv.system.garbage import uncollected
-from localkv.system.installed_torch import built_without_cuda
-from localkv.system.nvidia_driver import gpus_are_hidden, nvidia_driver_is_here
+from localkv.system.gpu_files import built_without_cuda, gpus_are_hidden, nvidia_driver_is_here
+from localkv.system.this_process import uncollected
 
 INSTALL = "pip install 'localkv[gpu]'"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from localkv.chat.reasoning import split_reasoning
-from localkv.tool_calls.events import CallArguments, CallBegun, CallEnded, CallEvent, Content
 from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.source import CallArguments, CallBegun, CallEnded, CallEvent, Content
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from localkv.errors import UsageError, printable
-from localkv.system.input_file import read_input
+from localkv.system.files import read_input
 
 MOST_FILE = 1 << 20
 """Bytes of a file of keys."""

@@ -48,7 +48,7 @@ from localkv.server.wire import (
     read_message,
     to_engine,
 )
-from localkv.structured.grammar_tokens import GrammarTokens
+from localkv.structured.constraint import GrammarTokens
 from localkv.system.bus_errors import end_cleanly
 from localkv.system.limits import before_model, exhausted
 

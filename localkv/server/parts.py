@@ -12,7 +12,7 @@ from typing import Literal
 from localkv.server.answer import Delta, Reasoning
 from localkv.server.answers import Answers
 from localkv.server.wire import Ended
-from localkv.tool_calls.events import CallArguments, CallBegun
+from localkv.tool_calls.source import CallArguments, CallBegun
 
 
 @dataclass

@@ -17,10 +17,10 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
 from localkv.server.failures import RequestError, context_error
 from localkv.structured.grammar import Grammar
-from localkv.tool_calls.bare_json import GENERIC
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
 from localkv.tool_calls.family import Family
+from localkv.tool_calls.json_call import GENERIC
 from localkv.tool_calls.tools import Tools
 
 MOST_COUNTED = 2 << 20

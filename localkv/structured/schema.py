@@ -19,7 +19,9 @@ from typing import Any, TypeAlias, TypeGuard
 from urllib.parse import unquote, urldefrag, urljoin
 
 from localkv.errors import UsageError
-from localkv.structured.refusals import NOTHING
+
+NOTHING = "nothing satisfies it"
+"""The reason why a schema is refused that allows no text."""
 
 Json: TypeAlias = Any
 Object: TypeAlias = dict[str, Any]

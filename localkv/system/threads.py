@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
-from localkv.errors import counted
-from localkv.system.processor import physical_cores, usable_cores
+from localkv.errors import UsageError, counted
+from localkv.system.processor import list_of_cpus, physical_cores, usable_cores
 
 
 @functools.cache
@@ -70,3 +72,97 @@ def use_threads(n: int, n_batch: int | None = None) -> None:
 def use_threads_now(n: int) -> None:
     """Let kernels that this thread calls run on `n` threads, until another number is said."""
     _chosen.now = n
+
+
+_allowed: list[frozenset[int]] = []
+"""Those that were allowed before any were named."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Processors that were named, in order; if `strict`, each thread of kernels has one of them."""
+
+    cpus: tuple[int, ...] = ()
+    strict: bool = False
+
+    @property
+    def mask(self) -> str:
+        """As llama.cpp writes it; 0x0 if none were named."""
+        return hex(sum(1 << cpu for cpu in self.cpus))
+
+    def of_thread(self, index: int) -> frozenset[int]:
+        """Those of a thread: 0 is the one that calls kernels, the others are its helpers."""
+        return frozenset((self.cpus[index % len(self.cpus)],) if self.strict else self.cpus)
+
+
+_placement = Placement()
+
+
+def placement() -> Placement:
+    """What `place_process` was told."""
+    return _placement
+
+
+_helpers = dict[int, int]()
+"""Thread id in the system -> index."""
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Those that the system lets this process run on, whatever `place_threads` has chosen of them.
+
+    Raises:
+        UsageError: this system has no way to tell, or to choose.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("CPUs can be chosen on Linux only", hint="leave out the option")
+    if not _allowed:
+        _allowed.append(frozenset(os.sched_getaffinity(0)))
+    return _allowed[0]
+
+
+def check_cpus(cpus: Collection[int]) -> None:
+    """Refuse processors that do not exist, or that this process may not use.
+
+    Raises:
+        UsageError: there are such, or none at all.
+    """
+    allowed = allowed_cpus()
+    if not cpus:
+        raise UsageError("no CPU is named", hint=f"there are {list_of_cpus(allowed)}")
+    if strange := set(cpus) - allowed:
+        raise UsageError(
+            f"this process can't run on CPU {list_of_cpus(strange)}",
+            hint=f"it may use {list_of_cpus(allowed)}",
+        )
+
+
+def place_process(cpus: Collection[int] | None, *, strict: bool = False) -> None:
+    """Let the calling thread, and all that it starts from now on, run on some processors only, and
+    helpers of kernels that run already. Nothing is done if none are named, unless `strict`.
+
+    Raises:
+        UsageError: as of `check_cpus`.
+    """
+    global _placement
+    if cpus is None and not strict:
+        return
+    cpus = allowed_cpus() if cpus is None else cpus
+    check_cpus(cpus)
+    _placement = Placement(tuple(sorted(cpus)), strict)
+    os.sched_setaffinity(0, _placement.cpus)
+    for thread, index in _helpers.copy().items():
+        with suppress(OSError):  # it has ended
+            os.sched_setaffinity(thread, _placement.of_thread(index))
+
+
+def place_caller() -> None:
+    """Of a strict placement: give the calling thread, which runs kernels, its one processor."""
+    if _placement.strict:
+        os.sched_setaffinity(0, _placement.of_thread(0))
+
+
+def place_helper(index: int) -> None:
+    """Called by a helper of kernels, numbered from 1, when it starts."""
+    _helpers[threading.get_native_id()] = index
+    if _placement.cpus:
+        os.sched_setaffinity(0, _placement.of_thread(index))

@@ -10,28 +10,25 @@ from localkv.loader.answer_tags import writes_channels
 from localkv.loader.chat_messages import messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.tool_calls import (
-    bare_json,
     cohere,
     deepseek,
-    deepseek_dsml,
     gemma,
     glm,
-    harmony,
     hermes,
+    invoke_tags,
+    json_call,
     kimi,
-    minimax,
     mistral,
-    seed_oss,
     xml_parameters,
 )
 from localkv.tool_calls.family import Family
 
 _MARKED = (
-    (deepseek_dsml.V4_MARK, deepseek_dsml.DSML_V4),
-    (deepseek_dsml.MARK, deepseek_dsml.DSML),
+    (invoke_tags.DSML_V4_MARK, invoke_tags.DSML_V4),
+    (invoke_tags.DSML_MARK, invoke_tags.DSML),
     (kimi.ARGUMENTS, kimi.KIMI),
-    (minimax.OPEN, minimax.MINIMAX),
-    (seed_oss.OPEN, seed_oss.SEED_OSS),
+    (invoke_tags.MINIMAX_OPEN, invoke_tags.MINIMAX),
+    (xml_parameters.SEED_OPEN, xml_parameters.SEED_OSS),
     (glm.KEY, glm.GLM),
     (cohere.ACTION, cohere.COMMAND),
 )
@@ -53,7 +50,7 @@ def family_of(template: ChatTemplate) -> Family:
     A template that shows no syntax, or none that is known, gets `GENERIC`.
     """
     if writes_channels(template.source):
-        return harmony.HARMONY
+        return hermes.HARMONY
     shown = _shown(template) or template.source  # some leave calls out, and know their marks
     for mark, family in _MARKED:
         if mark in shown:
@@ -73,8 +70,8 @@ def family_of(template: ChatTemplate) -> Family:
     if cohere.FENCED in shown and "tool_name" in shown:
         return cohere.COMMAND_R
     if re.search(_OBJECT + r'",\s*"parameters"', shown):
-        return bare_json.LLAMA3
-    return bare_json.GENERIC
+        return json_call.LLAMA3
+    return json_call.GENERIC
 
 
 def _shown(template: ChatTemplate) -> str:

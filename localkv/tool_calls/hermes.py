@@ -1,10 +1,27 @@
-"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4."""
+"""Hermes' calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and gpt-oss's.
+
+Hermes, Qwen 2.5 and 3 and Granite 4 write the former. gpt-oss writes messages to a recipient,
+`<|channel|>commentary to=functions.NAME`. `localkv.loader.answer_tags` turns them into Hermes' calls
+before anybody reads the text, so that only the grammar follows what the model itself writes.
+(https://cookbook.openai.com/articles/openai-harmony)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.tool_calls.family import CallRules, Family, Term, after, everything_between, json_calls
+from localkv.tool_calls.family import (
+    CallRules,
+    Family,
+    Term,
+    after,
+    any_call,
+    arguments_of,
+    everything_between,
+    json_calls,
+    quoted,
+    text_rule,
+)
 from localkv.tool_calls.json_call import json_call
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
@@ -33,3 +50,21 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
 
 
 HERMES = Family("hermes", parse, _rules)
+
+
+def _harmony_rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
+    rules = [
+        f"call_{i}: {quoted(f'commentary to=functions.{tool.name} ')} {term('<|constrain|>')} "
+        f'"json" {message} {arguments_of(tool)}'
+        for i, tool in enumerate(tools)
+    ]
+    rules += [
+        text_rule("thinking", "<|end|>", term),
+        f'thought: {channel} "analysis" {message} thinking {start} "assistant"',
+    ]
+    calls = any_call(tools)
+    return CallRules("<|channel|>", calls, calls, rules, before="thought?")
+
+
+HARMONY = Family("harmony", parse, _harmony_rules)

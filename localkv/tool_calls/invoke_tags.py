@@ -1,4 +1,8 @@
-"""`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, in a block of calls."""
+"""`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, in a block of calls.
+
+MiniMax M2 writes the block between `<minimax:tool_call>` tags, and the schema says what is JSON.
+DeepSeek V3.2 and V4 write `<｜DSML｜invoke name="NAME">`, and each value says what it is.
+"""
 
 from __future__ import annotations
 
@@ -109,3 +113,22 @@ class InvokeTags:
             return f"{quoted(before)} {term(self.prefix)} {quoted(behind)}" if found else term(text)
 
         return tag
+
+
+MINIMAX_OPEN, MINIMAX_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+
+MINIMAX = InvokeTags(MINIMAX_OPEN, MINIMAX_CLOSE).family("minimax")
+
+
+DSML_PREFIX = "｜DSML｜"
+DSML_MARK, DSML_V4_MARK = f"<{DSML_PREFIX}function_calls>", f"<{DSML_PREFIX}tool_calls>"
+
+
+def _dsml_family(name: str, mark: str) -> Family:
+    return InvokeTags(mark, mark.replace("<", "</"), DSML_PREFIX, says_string=True).family(name)
+
+
+DSML, DSML_V4 = (
+    _dsml_family("deepseek-dsml", DSML_MARK),
+    _dsml_family("deepseek-dsml-v4", DSML_V4_MARK),
+)

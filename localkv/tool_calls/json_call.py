@@ -1,11 +1,22 @@
-"""A call as a JSON object: {"name": ..., "arguments": {...}}, as most families write it."""
+"""A call as a JSON object: {"name": ..., "arguments": {...}}, as most families write it.
+
+Llama 3.x writes `{"name": ..., "parameters": {...}}` as its answer, without a mark. What other
+models write that were told of tools in plain words is found here as well: `arguments`, a list of
+calls, a fence of three backticks, Hermes' mark, `functools`, which is Firefunction's. The name has
+to be the name of a tool, so JSON that is an answer stays one. After `<|python_tag|>` Llama 3 writes
+the same, or `NAME.call(KEY="value")`.
+(https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1)
+"""
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from localkv.tool_calls.family import CallRules, Family, Term, after, json_calls
 from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.tools import Tool, Tools
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -117,3 +128,103 @@ def _object(value: str) -> str:
     if parsed is None:
         return "{}"
     return value if isinstance(parsed, dict) else ""
+
+
+_TAG, _FENCE, _MARK, _MARK_END = "<|python_tag|>", "```", "<tool_call>", "</tool_call>"
+_FUNCTIONS = "functools"
+_FENCED = ("json", "tool_call", "tool_code", "")
+
+
+def parse(source: Source, tools: Tools) -> Steps[None]:
+    """Take all of a text."""
+    begin = source.at
+    yield from source.spaces()
+    if not (yield from _calls(source, tools)):
+        source.at = begin
+    while mark := (yield from source.text_up_to(_TAG, _FENCE, _MARK, _FUNCTIONS)):
+        at, n_calls = source.at, source.n_calls
+        if mark == _FENCE:
+            found = yield from _fenced(source, tools)
+        else:
+            found = yield from _calls(source, tools)
+        if mark == _MARK:
+            yield from after(source, *(_MARK_END,) * found)
+        elif mark == _TAG and not found:
+            found = yield from _python(source, tools)
+        if not found and source.n_calls == n_calls:
+            source.at = at
+            source.say(mark)
+
+
+def _calls(source: Source, tools: Tools) -> Steps[bool]:
+    """Take calls that follow each other, or a list of them; False if there is none."""
+    begin, n_calls = source.at, source.n_calls
+    yield from source.spaces()
+    is_list = yield from source.follows("[")
+    yield from source.spaces()
+    while (yield from source.peek()) == "{" and (
+        yield from json_call(source, tools.has, is_marked=False)
+    ):
+        at = source.at
+        yield from source.spaces()
+        if not (yield from source.follows("," if is_list else ";")):
+            source.at = at
+        at = source.at
+        yield from source.spaces()
+        if (yield from source.peek()) != "{":
+            source.at = at
+    if source.n_calls == n_calls:
+        source.at = begin
+        return False
+    if is_list:
+        yield from after(source, "]")
+    return True
+
+
+def _fenced(source: Source, tools: Tools) -> Steps[bool]:
+    for name in _FENCED:
+        if (yield from source.follows(name)):
+            break
+    if not (yield from _calls(source, tools)):
+        return False
+    yield from after(source, _FENCE)
+    return True
+
+
+def _python(source: Source, tools: Tools) -> Steps[bool]:
+    """A call of a built-in tool as code, which is all of the rest."""
+    while not source.is_all:
+        yield
+    try:
+        call = ast.parse(source.text[source.at :].strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return False
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr == "call":
+            function = function.value
+        values = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg}
+        arguments = json.dumps(values, ensure_ascii=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return False
+    if not isinstance(function, ast.Name) or not tools.has(function.id):
+        return False
+    source.at = len(source.text)
+    source.begin_call(function.id)
+    source.argue(arguments)
+    source.end_call(is_whole=True)
+    return True
+
+
+def _llama_rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    calls, rules = json_calls(tools, "parameters")
+    return CallRules("", calls, f'{calls} ("; " {calls})*', rules)
+
+
+def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    calls, rules = json_calls(tools)
+    return CallRules("", calls, f'{calls} ("\\n" {calls})*', rules)
+
+
+LLAMA3 = Family("llama3", parse, _llama_rules)
+GENERIC = Family("generic", parse, _rules)
+"""For templates that show no syntax of their own, Gemma 3's among them."""

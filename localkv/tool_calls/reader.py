@@ -6,9 +6,8 @@ import secrets
 import string
 from collections.abc import Callable
 
-from localkv.tool_calls.events import CallArguments, CallEvent, Content
 from localkv.tool_calls.family import Family
-from localkv.tool_calls.source import Source
+from localkv.tool_calls.source import CallArguments, CallEvent, Content, Source
 from localkv.tool_calls.tools import Tools
 
 _LETTERS = string.ascii_letters + string.digits

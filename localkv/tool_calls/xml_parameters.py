@@ -1,4 +1,7 @@
-"""`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder, Qwen 3.5, Seed-OSS."""
+"""`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder, Qwen 3.5, Seed-OSS.
+
+Seed-OSS writes them between marks of its own, with values that are in no line alone.
+"""
 
 from __future__ import annotations
 
@@ -91,3 +94,8 @@ def _rules(mark: str, mark_end: str, in_lines: bool) -> Callable[[Sequence[Tool]
 
 
 QWEN_CODER = xml_family("qwen3-coder", "<tool_call>", "</tool_call>", in_lines=True)
+
+
+SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
+
+SEED_OSS = xml_family("seed-oss", SEED_OPEN, SEED_CLOSE, in_lines=False)

@@ -323,7 +323,7 @@ def test_whose_memory_it_is(
     result = program("plan", tiny_model, "--device", "cuda")
     assert (result.code, result.err_lines[1]) == (2, "hint: give it: --memory 24GiB")
     monkeypatch.setattr(gpu, lambda: Budget(16 * GIB, "there"))
-    without_cuda = "localkv.system.installed_torch.built_without_cuda"
+    without_cuda = "localkv.system.gpu_files.built_without_cuda"
     monkeypatch.setattr(without_cuda, lambda: True)
     found = plan(tiny_model)
     assert (found["backend"], found["memory"]["source"][:4]) == ("cpu", "here")

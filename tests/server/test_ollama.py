@@ -11,7 +11,7 @@ from localkv.server.answer import AnswerReader
 from localkv.server.answers import Answers
 from localkv.server.dialects.ollama_answer import OllamaAnswer
 from localkv.server.dialects.ollama_request import ChatRequest, Options, chat_body
-from localkv.tool_calls.events import CallArguments, CallBegun
+from localkv.tool_calls.source import CallArguments, CallBegun
 from support.server import RunningServer
 
 MESSAGES = [{"role": "user", "content": "Tell me of a dog."}]

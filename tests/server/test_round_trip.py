@@ -24,7 +24,7 @@ from localkv.server.dialects.openai_chat import Choice
 from localkv.server.json_body import decoded
 from localkv.server.parts import Parts
 from localkv.server.wire import Ended
-from localkv.tool_calls.events import CallArguments, CallBegun, Content
+from localkv.tool_calls.source import CallArguments, CallBegun, Content
 from support.family_templates import FAMILIES
 
 TEMPLATES = [

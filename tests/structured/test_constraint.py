@@ -10,10 +10,8 @@ import pytest
 
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader.tokenizer import load_tokenizer
-from localkv.structured.constraint import Constraint
-from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.structured.scope import Scope, text_pattern
+from localkv.structured.constraint import Constraint, GrammarTokens
+from localkv.structured.grammar import Grammar, Scope, text_pattern
 from support.paths import ROOT
 
 VOCABULARY = load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf")

@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 
 from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
+from localkv.structured.constraint import GrammarTokens
 from localkv.structured.grammar import Grammar, grammar_of
-from localkv.structured.grammar_tokens import GrammarTokens
 from support.paths import ROOT
 
 TOKENS = GrammarTokens(load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf"))

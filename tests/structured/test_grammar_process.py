@@ -17,9 +17,8 @@ import pytest
 from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured import grammar_process, grammar_tokens
-from localkv.structured.constraint import Constraint
+from localkv.structured.constraint import Constraint, GrammarTokens
 from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
 from support.paths import ROOT
 

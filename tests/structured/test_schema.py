@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 
 from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
+from localkv.structured.constraint import GrammarTokens
 from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.structured.schema import MOST_EXACT, plain_schema
 from support.client_tools import SCHEMAS
 from support.paths import ROOT

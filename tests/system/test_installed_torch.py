@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localkv.system.installed_torch import built_without_cuda
+from localkv.system.gpu_files import built_without_cuda
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localkv.system import nvidia_driver
-from localkv.system.nvidia_driver import gpus_are_hidden, nvidia_driver_is_here
+from localkv.system.gpu_files import gpus_are_hidden, nvidia_driver_is_here
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,13 @@ import pytest
 
 from localkv.errors import UsageError
 from localkv.system import placement
-from localkv.system.cpu_list import cpus_of_list, cpus_of_mask, cpus_of_range, list_of_cpus
-from localkv.system.cpu_quota import cpu_quota
+from localkv.system.processor import (
+    cpu_quota,
+    cpus_of_list,
+    cpus_of_mask,
+    cpus_of_range,
+    list_of_cpus,
+)
 from support.paths import MODELS
 from support.program import localkv_process
 

@@ -11,7 +11,9 @@ import pytest
 
 from localkv.system import process_age
 
-PROGRAM = "import sys; sys.path[:] = {path!r}; from localkv.system.process_age import process_age; "
+PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from localkv.system.this_process import process_age; "
+)
 
 
 def test_it_grows_with_time() -> None:

@@ -14,28 +14,24 @@ from llguidance import LLMatcher
 from localkv.errors import UsageError
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.tokenizer import load_tokenizer
-from localkv.structured.constraint import Constraint
+from localkv.structured.constraint import Constraint, GrammarTokens
 from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.tool_calls.bare_json import GENERIC, LLAMA3
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.cohere import COMMAND, COMMAND_R
 from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
-from localkv.tool_calls.deepseek_dsml import DSML, DSML_V4
 from localkv.tool_calls.detection import family_of
-from localkv.tool_calls.events import gathered
 from localkv.tool_calls.family import Family
 from localkv.tool_calls.gemma import GEMMA4
 from localkv.tool_calls.glm import GLM
-from localkv.tool_calls.harmony import HARMONY
-from localkv.tool_calls.hermes import HERMES
+from localkv.tool_calls.hermes import HARMONY, HERMES
+from localkv.tool_calls.invoke_tags import DSML, DSML_V4, MINIMAX
+from localkv.tool_calls.json_call import GENERIC, LLAMA3
 from localkv.tool_calls.kimi import KIMI
-from localkv.tool_calls.minimax import MINIMAX
 from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
 from localkv.tool_calls.reader import CallReader
-from localkv.tool_calls.seed_oss import SEED_OSS
+from localkv.tool_calls.source import gathered
 from localkv.tool_calls.tools import Tool, Tools
-from localkv.tool_calls.xml_parameters import QWEN_CODER
+from localkv.tool_calls.xml_parameters import QWEN_CODER, SEED_OSS
 from support import client_tools, family_templates
 from support.paths import ROOT
 

@@ -34,7 +34,7 @@ from localkv.commands.process import INTERRUPTED
 from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
 from localkv.system.limits import before_model
-from localkv.system.placement import place_caller, place_process
+from localkv.system.threads import place_caller, place_process
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid

@@ -220,7 +220,7 @@ def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
     Raises:
         UsageError: how much there is can't be found out.
     """
-    from localkv.system.installed_torch import built_without_cuda
+    from localkv.system.gpu_files import built_without_cuda
     from localkv.system.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
 
     gpu = gpu_memory() if device in ("auto", "cuda") else None

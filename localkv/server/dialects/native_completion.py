@@ -26,7 +26,7 @@ from localkv.server.running_timings import RunningTimings
 from localkv.server.text_prompt import GivenPrompts, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
-from localkv.tool_calls.events import Content
+from localkv.tool_calls.source import Content
 
 MISSING = object()
 PROBABILITIES = "completion_probabilities"

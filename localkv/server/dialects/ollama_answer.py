@@ -34,7 +34,7 @@ from localkv.server.sampling_fields import stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import text_prompts
 from localkv.server.wire import Ended, Event, Piece
-from localkv.tool_calls.events import CallArguments, CallBegun, Content
+from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
 NANO = 1_000_000_000
 

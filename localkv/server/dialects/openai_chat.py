@@ -19,7 +19,7 @@ from localkv.server.json_answer import JsonLists, json_answer
 from localkv.server.json_body import received, takes
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading
-from localkv.tool_calls.events import CallArguments, CallBegun, Content
+from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
 
 class Choice:

@@ -25,7 +25,7 @@ from localkv.server.sampling_fields import SamplingFields
 from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
-from localkv.tool_calls.events import Content
+from localkv.tool_calls.source import Content
 
 
 class CompletionBody(RequestFields, kw_only=True):

@@ -33,7 +33,7 @@ from localkv.kernels.cpu.jit.machine_code import (
 )
 from localkv.kernels.cpu.jit.parameters import Value, give
 from localkv.simd.vector import choose_cpu
-from localkv.system.garbage import uncollected
+from localkv.system.this_process import uncollected
 
 _REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_NoMemory, ctypes.c_void_p).value
 """Called in place of a function that has no machine code of its own: it raises."""
