@@ -27,7 +27,7 @@ from typing import Any, Literal
 from localkv import __version__
 from localkv.doctor.probe import ProbeError, Probes
 from localkv.errors import byte_size, counted
-from localkv.system import nvidia_driver
+from localkv.system import gpu_files
 from localkv.system.gpu_files import nvidia_driver_is_here
 from localkv.system.machine_memory import machine_memory
 from localkv.system.processor import processor_name, usable_cores
@@ -306,7 +306,7 @@ def driver_version() -> str | None:
 
 def _kernel_driver_version() -> str | None:
     try:
-        text = (nvidia_driver.DRIVER / "version").read_text()
+        text = (gpu_files.DRIVER / "version").read_text()
     except OSError:
         return None
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)

@@ -1,4 +1,7 @@
-"""`GrammarTokens`: a vocabulary as llguidance reads it, made once for a model."""
+"""`Constraint`: which tokens a grammar lets one text go on with.
+
+`GrammarTokens` is a vocabulary as llguidance reads it, made once for a model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`Grammar`: what a text has to look like, in the notation of llguidance."""
+"""`Grammar`: what a text has to look like, in the notation of llguidance, and where it holds.
+
+A grammar is compiled once in a process of its own, in which time, memory and stack are limited:
+llguidance follows chains of references by recursion, so a chain of a thousand ends the process that
+compiles it. Compiled grammars are kept by their content, and so are refusals.
+"""
 
 from __future__ import annotations
 

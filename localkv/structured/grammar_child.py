@@ -1,4 +1,9 @@
-"""Errors about grammars, from what llguidance says."""
+"""The process that compiles grammars: `python -m localkv.structured.grammar_child`.
+
+It accepts a grammar that llguidance compiles for a small vocabulary, and that allows a first token.
+Its stack is a quarter of `GrammarTokens.matcher`'s. The errors about what llguidance refuses are
+here, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Small files that a user names: read whole, up to a limit, and only where reading can end."""
+"""Small files that a user names: read up to a limit, and written whole or not at all.
+
+Only files are read where reading can end. A full disk doesn't cost the old content of a file that
+is written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whether NVIDIA's driver is on this machine, as far as its files show: nothing is run."""
+"""What files tell of a GPU: whether NVIDIA's driver is here, and what the installed torch can do.
+
+Nothing is run, and torch is not imported, which takes a second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The processor: its name, and how many of its cores this process may use."""
+"""The processor: its name, and which and how many of its cores this process may use.
+
+Linux and users write sets of processors as "0-3,8", "ff" or "4-7". Control groups may leave a
+process less than all of their time (a container's `--cpus`). ARM's cores are known by number only.
+"""
 
 from __future__ import annotations
 

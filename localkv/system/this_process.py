@@ -1,4 +1,7 @@
-"""How long this process has run, counted from when the system started it."""
+"""How long this process has run, and when its search for garbage pauses.
+
+The search takes a fifth of the time of an import of many modules.
+"""
 
 from __future__ import annotations
 

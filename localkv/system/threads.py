@@ -1,4 +1,9 @@
-"""The number of threads that kernels run on: one for each physical core unless the user says so."""
+"""How many threads kernels run on, and on which processors, where the user names some.
+
+There is one thread for each physical core unless the user says otherwise. Nothing is pinned unless
+the user names processors (Linux): the system moves threads, within what `taskset` or a container
+allows.
+"""
 
 from __future__ import annotations
 

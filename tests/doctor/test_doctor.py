@@ -17,7 +17,7 @@ from localkv.chat.store import SCHEMA_VERSION, Store
 from localkv.doctor import checks, probe
 from localkv.doctor.checks import Check, Finding, check_memory, examine
 from localkv.doctor.probe import ProbeError, Probes
-from localkv.system import nvidia_driver
+from localkv.system import gpu_files
 
 CPU = {
     "numba": "0.62",
@@ -52,16 +52,16 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "nvidia"
     folder.mkdir()
     (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
-    monkeypatch.setattr(nvidia_driver, "DRIVER", folder)
+    monkeypatch.setattr(gpu_files, "DRIVER", folder)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     return folder
 
 
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(nvidia_driver, "DRIVER", tmp_path / "nothing")
-    monkeypatch.setattr(nvidia_driver, "DEVICE", tmp_path / "nothing")
-    monkeypatch.setattr(nvidia_driver, "TOOL", "no-such-program")
+    monkeypatch.setattr(gpu_files, "DRIVER", tmp_path / "nothing")
+    monkeypatch.setattr(gpu_files, "DEVICE", tmp_path / "nothing")
+    monkeypatch.setattr(gpu_files, "TOOL", "no-such-program")
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 

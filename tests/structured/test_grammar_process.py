@@ -16,7 +16,7 @@ import pytest
 
 from localkv.errors import UsageError
 from localkv.loader.tokenizer import load_tokenizer
-from localkv.structured import grammar_process, grammar_tokens
+from localkv.structured import constraint, grammar
 from localkv.structured.constraint import Constraint, GrammarTokens
 from localkv.structured.grammar import Grammar
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
@@ -44,7 +44,7 @@ def rules(n: int) -> str:
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
     yield
-    grammar_process.forget_kept()
+    grammar.forget_kept()
 
 
 @pytest.mark.parametrize("kind", NESTS)
@@ -101,11 +101,11 @@ def test_large_grammars_leave_no_memory_behind() -> None:
 
 
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 0.2)
     slow = 'root ::= "a"\n' + "".join(f'r{i} ::= "b" | "c"\n' for i in range(20_000))
     with pytest.raises(UsageError, match=r"takes more than 0\.2 s"):
         Grammar.gbnf(slow)
-    monkeypatch.setattr(grammar_process, "COMPILE_SECONDS", 3.0)
+    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 3.0)
     with at_pace(Pace(0.1)), pytest.raises(OverTimeError):
         Grammar.gbnf(slow)
     assert Grammar.gbnf('root ::= "a"').source
@@ -113,14 +113,14 @@ def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     n_asked = 0
-    ask = grammar_process.processes.ask
+    ask = grammar.processes.ask
 
     def counted(*arguments: object) -> object:
         nonlocal n_asked
         n_asked += 1
         return ask(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(grammar_process.processes, "ask", counted)
+    monkeypatch.setattr(grammar.processes, "ask", counted)
     for _ in range(3):
         Grammar.json_schema({"type": "integer"})
         with pytest.raises(UsageError, match="no rule 'x'"):
@@ -129,15 +129,15 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_process, "MOST_KEPT_TEXT", 800)
+    monkeypatch.setattr(grammar, "MOST_KEPT_TEXT", 800)
     for i in range(20):
         assert Grammar.json_schema({"const": i}).source
-    assert 0 < len(grammar_process._kept) < 6
+    assert 0 < len(grammar._kept) < 6
 
 
 def test_a_process_that_was_killed_is_replaced() -> None:
     Grammar.gbnf('root ::= "b"')
-    process = grammar_process.processes.idle[-1]
+    process = grammar.processes.idle[-1]
     os.kill(process.pid, signal.SIGKILL)
     assert Grammar.gbnf('root ::= "c"').source
 
@@ -209,13 +209,13 @@ def test_the_command_line_says_so_in_one_line(tmp_path: Path, option: str) -> No
 
 def test_a_matcher_that_is_held_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = GrammarTokens(load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf"))
-    monkeypatch.setattr(grammar_tokens, "MOST_MATCHERS", 1)
+    monkeypatch.setattr(constraint, "MOST_MATCHERS", 1)
     grammars = [Grammar.regex(text) for text in "ab"]
     refused = Grammar.lark("start: <|nosuch|>")
     for one in (*grammars, refused):
         tokens.hold(one)
     made = [tokens.matcher(one) for one in grammars]
-    monkeypatch.setattr(grammar_tokens, "_with_stack", None)
+    monkeypatch.setattr(constraint, "_with_stack", None)
     assert [tokens.matcher(one) for one in grammars] == made
     with pytest.raises(UsageError, match="unknown special token"):
         tokens.matcher(refused)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from localkv.system import nvidia_driver
+from localkv.system import gpu_files
 from localkv.system.gpu_files import gpus_are_hidden, nvidia_driver_is_here
 
 
 @pytest.fixture(autouse=True)
 def without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without the driver, into which a test puts one sign of it."""
-    monkeypatch.setattr(nvidia_driver, "DRIVER", tmp_path / "proc")
-    monkeypatch.setattr(nvidia_driver, "DEVICE", tmp_path / "nvidiactl")
+    monkeypatch.setattr(gpu_files, "DRIVER", tmp_path / "proc")
+    monkeypatch.setattr(gpu_files, "DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "proc").mkdir()
     (tmp_path / "bin").mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localkv.errors import UsageError
-from localkv.system import placement
+from localkv.system import threads
 from localkv.system.processor import (
     cpu_quota,
     cpus_of_list,
@@ -58,21 +58,21 @@ def test_lists(text: str) -> None:
 
 
 def test_processors_that_may_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_allowed", [frozenset({0, 1, 5})])
-    placement.check_cpus({0, 5})
+    monkeypatch.setattr(threads, "_allowed", [frozenset({0, 1, 5})])
+    threads.check_cpus({0, 5})
     with pytest.raises(UsageError) as raised:
-        placement.check_cpus({0, 2, 3, 9})
+        threads.check_cpus({0, 2, 3, 9})
     assert raised.value.message == "this process can't run on CPU 2-3,9"
     assert raised.value.hint == "it may use 0-1,5"
     with pytest.raises(UsageError, match="no CPU is named"):
-        placement.check_cpus(())
+        threads.check_cpus(())
 
 
 def test_systems_that_can_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     with pytest.raises(UsageError, match="on Linux only"):
-        placement.place_process({0})
-    placement.place_process(None)
+        threads.place_process({0})
+    threads.place_process(None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from localkv.system import process_age
+from localkv.system import this_process
 
 PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from localkv.system.this_process import process_age; "
@@ -17,9 +17,9 @@ PROGRAM = (
 
 
 def test_it_grows_with_time() -> None:
-    before = process_age.process_age()
+    before = this_process.process_age()
     time.sleep(0.05)
-    assert 0.04 < process_age.process_age() - before < 5
+    assert 0.04 < this_process.process_age() - before < 5
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -38,5 +38,5 @@ def test_where_the_system_does_not_say_it_counts_from_the_import(
         raise ValueError(name)
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    monkeypatch.setattr(process_age, "_IMPORTED", time.perf_counter() - 7)
-    assert 7 <= process_age.process_age() < 8
+    monkeypatch.setattr(this_process, "_IMPORTED", time.perf_counter() - 7)
+    assert 7 <= this_process.process_age() < 8
