@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from localkv import LLM
 from localkv.cache.layout import SegmentSpec
-from localkv.cache.profile import KIND, check_scales, read_kv_scales, write_kv_scales
+from localkv.cache.profile import SCALES_KIND, check_scales, read_kv_scales, write_kv_scales
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, UsageError
@@ -165,7 +165,7 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 
 
 def broken(**changes: Any) -> str:
-    facts = {"kind": KIND, "version": 1, **vars(SCALES), **changes}
+    facts = {"kind": SCALES_KIND, "version": 1, **vars(SCALES), **changes}
     return json.dumps({key: value for key, value in facts.items() if value is not ...})
 
 
