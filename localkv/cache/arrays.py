@@ -261,7 +261,7 @@ class Segment:
             were packed; None for types that are not scaled by head.
         is_whole: rows come with whole pages (`Arrays.repack_page`), and none is stored by itself.
         codebook_k, codebook_v: float32 [20], the numbers that codes select from
-            (`formats/codebooks.table_of`); None for types without one.
+            (`shared/codebooks.table_of`); None for types without one.
     """
 
     format_k: QuantFormat

@@ -45,8 +45,7 @@ from localkv.cache.repack import repack_page
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import FORMATS
-from localkv.formats.codebook_codec import table_of
-from localkv.formats.codebooks import NORMAL
+from localkv.formats.shared.codebooks import NORMAL, table_of
 
 
 class KVCache:

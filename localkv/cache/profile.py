@@ -24,7 +24,7 @@ from localkv.cache.layout import FEW_BITS, SegmentSpec, allocated_bits, group_la
 from localkv.config import KV_ROTATIONS, MOST_EXACT, CacheConfig, KVCodebook, KVScales
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
-from localkv.formats.codebooks import Codebook, check_codebook
+from localkv.formats.shared.codebooks import Codebook, check_codebook
 from localkv.system.files import read_input, write_whole
 
 if TYPE_CHECKING:

@@ -1,4 +1,9 @@
-"""Bytes of weights as the backends keep them, by each backend's footprint; no weight is read."""
+"""Bytes of weights as the backends keep them, by each backend's footprint; no weight is read.
+
+`attn_kv_b` of older files becomes the two stacks that newer files hold (`loader/weights.py`), in
+memory of their own, and nothing of the tensor is read again. The size of the same model's
+file in another type of weights follows by arithmetic.
+"""
 
 from __future__ import annotations
 

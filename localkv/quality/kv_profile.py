@@ -23,8 +23,8 @@ from localkv.cache.profile import (
 from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
-from localkv.formats.codebook_rows import scaled_inliers
-from localkv.formats.codebooks import LARGEST, STEPS, Codebook, check_codebook
+from localkv.formats.nuq import scaled_inliers
+from localkv.formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer

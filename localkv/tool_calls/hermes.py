@@ -1,8 +1,8 @@
 """Hermes' calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, and gpt-oss's.
 
 Hermes, Qwen 2.5 and 3 and Granite 4 write the former. gpt-oss writes messages to a recipient,
-`<|channel|>commentary to=functions.NAME`. `localkv.loader.answer_tags` turns them into Hermes' calls
-before anybody reads the text, so that only the grammar follows what the model itself writes.
+`<|channel|>commentary to=functions.NAME`. `localkv.loader.answer_tags` turns them into Hermes'
+calls before anybody reads the text, so that only the grammar follows what the model itself writes.
 (https://cookbook.openai.com/articles/openai-harmony)
 """
 

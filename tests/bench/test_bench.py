@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
+from localkv.bench import result
 from localkv.bench.grid import BenchTest, Grid
 from localkv.bench.run import Options, bytes_per_token, run, weight_bytes
 from localkv.bench.source import file_source, load, synthetic_source

@@ -36,8 +36,8 @@ NORMAL: dict[int, Codebook] = {
 }
 """For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, with the
 extreme of a block above 0, when the largest of each two blocks is an outlier
-(`quality/kv_profile.py`). Of sixteen, which are rounded to even ones, some are the next even number:
-with these the error is 2 % smaller."""
+(`quality/kv_profile.py`). The sixteen are rounded to even numbers; some are the next even number,
+with which the error is 2 % smaller."""
 
 
 def check_codebook(codebook: Sequence[int]) -> None:
