@@ -600,7 +600,7 @@ class TextModel(LoadedModel):
         """What a text keeps to whose tokens are drawn so."""
         from localkv.engine.reasoning import answer_scope
         from localkv.structured.constraint import Constraint
-        from localkv.structured.scope import EVERYWHERE
+        from localkv.structured.grammar import EVERYWHERE
 
         scope = EVERYWHERE
         if isinstance(prompt, ChatPrompt):

@@ -438,7 +438,7 @@ def check_models() -> Finding:
 
 def check_sessions() -> Finding:
     """The file of chat's sessions, which is only read."""
-    from localkv.chat.schema import SCHEMA_VERSION, SQLITE_ERRORS, damage_of, version_of
+    from localkv.chat.database import SCHEMA_VERSION, SQLITE_ERRORS, damage_of, version_of
     from localkv.chat.store import default_path
 
     path = default_path()
@@ -473,7 +473,7 @@ def check_sessions() -> Finding:
 
 
 def _private(path: Path) -> bool:
-    from localkv.chat.private_file import SIDECARS, is_private
+    from localkv.chat.database import SIDECARS, is_private
 
     files = (Path(f"{path}{suffix}") for suffix in SIDECARS)
     return all(is_private(file) for file in (path, path.parent, *files) if file.exists())

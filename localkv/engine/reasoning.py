@@ -16,8 +16,7 @@ from localkv.loader.answer_tags import (
 )
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.tokenizer import Tokenizer
-from localkv.structured.grammar import Grammar
-from localkv.structured.scope import EVERYWHERE, Scope, text_pattern
+from localkv.structured.grammar import EVERYWHERE, Grammar, Scope, text_pattern
 
 _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)
 """Bytes at the end of a text that are searched for a tag: one may be spread over several tokens."""

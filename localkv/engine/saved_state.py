@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import pages_for
+from localkv.cache.pages import Checkpoint
 from localkv.cache.pages import Sequence as CachedSequence
-from localkv.cache.recurrent_state import Checkpoint
 from localkv.cache.row_copies import (
     HeldRows,
     PlaneRows,

@@ -20,7 +20,7 @@ from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.option_types import check_types
 
 if TYPE_CHECKING:
-    from localkv.structured.grammar_tokens import GrammarTokens
+    from localkv.structured.constraint import GrammarTokens
 from collections.abc import Iterable
 from threading import Event
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeGuard
