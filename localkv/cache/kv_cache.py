@@ -38,7 +38,7 @@ from localkv.cache.layout import (
     group_bytes,
     uniform_layouts,
 )
-from localkv.cache.pages import NO_SLOT, PagePool, SegmentRows, Sequence, segment_rows
+from localkv.cache.pages import NO_SLOT, NoPageError, PagePool, SegmentRows, Sequence, segment_rows
 from localkv.cache.profile import head_scales
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.repack import repack_page
@@ -197,6 +197,10 @@ class KVCache:
     def drop(self, sequence: Sequence) -> None:
         """Forget all tokens, whatever state an exception between two instructions has left."""
         sequence.clear()
+        self._count_pages()
+
+    def _count_pages(self) -> None:
+        """Find out again which pages are free: those that no sequence holds."""
         known = self.known()
         for pool in self.pools:
             pool.count(known)
@@ -274,8 +278,14 @@ class KVCache:
             raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
         if self._gives_back and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
             raise LocalKVError(f"{n_new} tokens do not fit a batch of {self.n_batch}")
-        for pool in self.pools:
-            pool.reserve(sequence, length, position)
+        try:
+            for pool in self.pools:
+                pool.reserve(sequence, length, position)
+        except NoPageError:
+            raise
+        except BaseException:  # perhaps after a page was taken, and before the sequence has it
+            self._count_pages()
+            raise
 
     def may_guess(self, sequence: Sequence, n_tokens: int, n_guesses: int) -> bool:
         """Whether the rows of guesses behind a sequence's next tokens leave these as they are: with

@@ -177,9 +177,11 @@ class PagePool:
                 self.free.append(page)
 
     def count(self, sequences: Iterable[Sequence]) -> None:
-        """Find out anew who holds which pages: `sequences` are all there are."""
+        """Find out again who holds which pages: `sequences` are all there are."""
         self.n_holders = [0] * self.n_pages
         for sequence in sequences:
+            n_places = len(sequence.pages[self.index])
+            sequence.gone[self.index] &= set(range(n_places))
             self.share(sequence.held(self.index))
         self.free = [page for page in reversed(range(self.n_pages)) if not self.n_holders[page]]
 

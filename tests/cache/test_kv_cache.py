@@ -20,6 +20,7 @@ from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decode, encode
+from support.attack.interruptions import Interruption
 from support.cache_types import PAIRS
 from support.torch_edge import torch_cache
 
@@ -181,3 +182,29 @@ def test_groups_have_pages_and_sizes_of_their_own() -> None:
     assert [len(pages) for pages in sequence.pages] == [2, 1, 2, 1]
     cache.truncate(sequence, 0)
     assert [len(pool.free) for pool in cache.pools] == [pool.n_pages for pool in cache.pools]
+
+
+def test_an_interrupted_reservation_loses_no_page() -> None:
+    """Ctrl-C at any instruction while pages are taken, copied and given back to make room."""
+    window = CacheGroup(2, 32, 32, PAGE_TOKENS, (0,))
+    layouts = [GroupLayout(window, (SegmentSpec("f16", "f16"),))]
+    number = 0
+    while True:
+        number += 1
+        options = {"n_ctx": 8 * PAGE_TOKENS, "n_batch": PAGE_TOKENS, "n_sequences": 2}
+        cache = KVCache(layouts, arrays=TorchArrays("cpu"), **options)
+        text = cache.new_sequence()
+        for _ in range(3):
+            cache.reserve(text, text.length + PAGE_TOKENS - 10)
+            text.length += PAGE_TOKENS - 10
+        fork = cache.fork(text, text.length)
+        interruption = Interruption(number)
+        is_cut = interruption.during(lambda: cache.reserve(fork, fork.length + PAGE_TOKENS))  # noqa: B023
+        held = [page for known in (text, fork) for page in known.held(0)]
+        pool = cache.pools[0]
+        assert pool.n_holders == [held.count(page) for page in range(pool.n_pages)]
+        assert sorted((*pool.free, *set(held))) == list(range(pool.n_pages))
+        cache.reserve(fork, fork.length + PAGE_TOKENS)
+        if not is_cut:
+            break
+    assert number > 50
