@@ -15,7 +15,7 @@ import numpy as np
 from quality_caches import BY_BITS, CODEBOOKS, Case
 
 from localkv.config import CacheConfig, KVCodebook
-from localkv.formats import KV_FORMATS, codebook_rows
+from localkv.formats import KV_FORMATS, nuq
 from localkv.formats.shared.bits import Floats
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
@@ -30,17 +30,17 @@ ROTATIONS = ("off", "on")
 @contextmanager
 def none_apart() -> Iterator[None]:
     """Outliers stay in their blocks meanwhile, in what the references pack."""
-    found = codebook_rows._inliers
+    found = nuq._inliers
 
     def nowhere(x: Floats) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         kept, place, has_outlier = found(x)
         return np.ones_like(kept), np.zeros_like(place), np.zeros_like(has_outlier)
 
-    codebook_rows._inliers = nowhere
+    nuq._inliers = nowhere
     try:
         yield
     finally:
-        codebook_rows._inliers = found
+        nuq._inliers = found
 
 
 def bits_without(name: str) -> float:
