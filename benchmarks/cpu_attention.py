@@ -41,7 +41,6 @@ from localkv.cache.arrays import Array, Batch, LayerCache, SegmentBatch
 from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import cache_segments
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import Merge, SegmentAttention, attention, merge_segments
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
@@ -56,6 +55,7 @@ from localkv.kernels.reference.store_kv import pack_groups as pack_groups_plain
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.store_kv import pack_groups, store_rotated
+from localkv.quant_formats import KV_FORMATS
 from localkv.system.threads import n_threads, use_threads
 
 PROMPT = 512

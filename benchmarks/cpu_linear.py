@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.products import CpuProducts
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import use_threads
 
 N_OUT = 8192

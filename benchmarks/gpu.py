@@ -294,12 +294,12 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
 
     from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
-    from localkv.formats import TOKEN_FORMATS
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import segment_attention
     from localkv.kernels.gpu.products.tile_sizes import gpu_of
     from localkv.kernels.gpu.rotate import rotate_gpu
     from localkv.kernels.reference.torch_arrays import TorchArrays
+    from localkv.quant_formats import TOKEN_FORMATS
 
     s = run.sizes
     types = sides(pair)
@@ -357,12 +357,12 @@ def stage_decode(run: Run) -> None:
 def stage_linear(run: Run) -> None:
     import torch
 
-    from localkv.formats import FORMATS
-    from localkv.formats.packed_tensor import PackedTensor
     from localkv.kernels.gpu.products.products import linears
     from localkv.kernels.gpu.triton_backend import triton_backend
     from localkv.kernels.layer_weights import Linear
     from localkv.loader.synthetic import random_rows
+    from localkv.quant_formats import FORMATS
+    from localkv.quant_formats.packed_tensor import PackedTensor
 
     n_out, n_in = run.sizes.matrix
     backend = triton_backend(run.device)

@@ -20,7 +20,7 @@ from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.cache.repack import hadamard
 from localkv.cache.row_copies import held_rows, planes, rows_out
 from localkv.config import CacheConfig
-from localkv.formats import FORMATS
+from localkv.quant_formats import FORMATS
 
 CHAINS = ("q8_0,q4_0", "q8_0,q5_1", "q8_0,q5_1,q4_0", "q8_0,q6_0", "q8_0,q6_0,q4_0", "q5_1,q4_0",
           "q8_0,q3_1", "q8_0,q4_0,q3_1")  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import TAIL_TYPE, group_layouts
 from localkv.config import CacheConfig
-from localkv.formats import FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token
+from localkv.quant_formats import FORMATS
 
 LENGTHS = (1024, 16384)
 """Tokens of the text that divergences are measured with, and of a long one."""

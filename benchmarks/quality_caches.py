@@ -9,7 +9,7 @@ from localkv.arch.spec import CacheGroup
 from localkv.cache.layout import cache_segments, exact_rows
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 BASE = "f16"
 HEAD = CacheGroup(1, 64, 64, 0, (0,))

@@ -25,7 +25,7 @@ from localkv.commands.pictures import (
     name_points,
     quiet,
 )
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 SHORT, LONG = LENGTHS
 TICKS = (2.5, 3, 4, 5, 6, 7, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from localkv.formats import WEIGHT_FORMATS
+from localkv.quant_formats import WEIGHT_FORMATS
 
 ALL_TYPES = tuple(fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.name != "f32")
 EXPERT_SHAPES = ("qwen3-30b-a3b@6x64", "mixtral-8x7b@2")

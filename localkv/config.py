@@ -72,7 +72,7 @@ class CacheConfig:
     """The types and sizes of a KV cache.
 
     Attributes:
-        type_k, type_v: names in `localkv.formats.KV_FORMATS`, chosen separately.
+        type_k, type_v: names in `localkv.quant_formats.KV_FORMATS`, chosen separately.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
         n_tokens: tokens that these can hold together; None for `n_ctx` each.

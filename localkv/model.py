@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Batch, Draw, LayerCache
 from localkv.cache.kv_cache import KVCache
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import (
     Backend,
@@ -35,6 +34,7 @@ from localkv.kernels.method import Method, Use, uses
 from localkv.kernels.per_layer_input import layer_inputs, looked_up
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.kernels.streams import OneStream, Streams
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 
 NO_ROWS = LayerCache(())

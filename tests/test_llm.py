@@ -14,8 +14,8 @@ import localkv
 from localkv import LLM, LocalKVError, SamplingParams
 from localkv.cache.profile import wants_scales
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
-from localkv.formats import KV_FORMATS
 from localkv.quality.calibration import calibrate
+from localkv.quant_formats import KV_FORMATS
 from support.cache_types import PAIRS
 from support.quick import quick
 from support.random_model import RandomModel

@@ -10,7 +10,7 @@ from pathlib import Path
 import localkv
 
 PACKAGE = Path(localkv.__file__).parent
-WRITTEN_IN_TRITON = re.compile(r"triton_primitives|kernels.gpu|formats.([a-z0-9_]+.)?gpu")
+WRITTEN_IN_TRITON = re.compile(r"triton_primitives|kernels.gpu|quant_formats.([a-z0-9_]+.)?gpu")
 """Paths below the package, and dotted names."""
 WITHOUT_TRITON = "localkv.kernels.gpu.footprint"
 """Counts bytes on machines without a GPU, too."""

@@ -23,10 +23,10 @@ from localkv.cache.layout import GroupLayout, bytes_of, pages_for, read_rows, wr
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import tensors_of
 from localkv.kernels.method import in_words
 from localkv.model import Transformer
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from localkv.cache.layout import Tail
-from localkv.formats.base import QuantFormat
+from localkv.quant_formats.base import QuantFormat
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from localkv.arch.spec import CacheGroup
 from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import FORMATS, KV_FORMATS, TYPES_LISTED
 from localkv.option_names import unknown_name
+from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
 
 
 def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:

@@ -44,8 +44,8 @@ from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.repack import repack_page
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
-from localkv.formats import FORMATS
-from localkv.formats.shared.codebooks import NORMAL, table_of
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.shared.codebooks import NORMAL, table_of
 
 
 class KVCache:

@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
-from localkv.formats import FORMATS, KV_FORMATS, TYPES_LISTED
 from localkv.option_names import unknown_name
+from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup

@@ -20,7 +20,7 @@ from localkv.cache.arrays import Array, Arrays, SegmentBatch, row_fields
 from localkv.cache.ladder import LadderSizes, lowering_order
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout
 from localkv.cache.pages import Keeper, NoPageError, PagePool, SegmentRows, Sequence
-from localkv.formats import FORMATS
+from localkv.quant_formats import FORMATS
 
 STEPS_AHEAD = 16
 """Tokens before the end of a page from which on each frees a little of the room for the next."""

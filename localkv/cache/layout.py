@@ -28,7 +28,7 @@ from localkv.arch.spec import CacheGroup, first_visible
 from localkv.cache.ladder import NOT_PINNED, LadderSizes, Pinned, row_bytes
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import FORMATS, KV_FORMATS
+from localkv.quant_formats import FORMATS, KV_FORMATS
 
 TAIL_TYPE = "f16"
 """The type of rows of the tail and of the sink."""

@@ -23,8 +23,8 @@ from localkv.arch.spec import CacheGroup, ModelSpec
 from localkv.cache.layout import FEW_BITS, SegmentSpec, allocated_bits, group_layouts, with_types
 from localkv.config import KV_ROTATIONS, MOST_EXACT, CacheConfig, KVCodebook, KVScales
 from localkv.errors import UsageError, printable
-from localkv.formats import KV_FORMATS
-from localkv.formats.shared.codebooks import Codebook, check_codebook
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.shared.codebooks import Codebook, check_codebook
 from localkv.system.files import read_input, write_whole
 
 if TYPE_CHECKING:

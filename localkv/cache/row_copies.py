@@ -18,7 +18,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder_pool import LadderPool
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.pages import Checkpoint, NoPageError, PagePool, Sequence
-from localkv.formats.base import QuantFormat
+from localkv.quant_formats.base import QuantFormat
 
 PAGES_AT_ONCE = 16
 """Pages of one plane of a layer that are copied together."""

@@ -8,8 +8,8 @@ from typing import Any
 from localkv.cache.layout import cache_bytes, group_layouts, with_one_pair
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
 from localkv.presets import PAIRS
+from localkv.quant_formats import KV_FORMATS
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
-from localkv.formats import KV_FORMATS
 from localkv.loader.chat_template import chat_template_from_metadata
 from localkv.loader.found_profile import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
@@ -41,6 +40,7 @@ from localkv.memory.budgeted import Budgeted
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.presets import USUAL
+from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
 

@@ -8,10 +8,10 @@ from localkv.cache.cache_checks import check_cache
 from localkv.cache.profile import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS, TYPES_LISTED
 from localkv.memory.fit import Pair
 from localkv.memory.kv_bytes import fits_head
 from localkv.option_names import unknown_name
+from localkv.quant_formats import KV_FORMATS, TYPES_LISTED
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

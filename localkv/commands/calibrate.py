@@ -33,7 +33,7 @@ from statistics import median
 from localkv.commands.cache_pairs import require_cache_type
 from localkv.commands.output import ProgressLine, say, table
 from localkv.config import MOST_EXACT
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile

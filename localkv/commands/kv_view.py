@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from localkv.cache.profile import DEFAULT_BITS, OUTLIER, KVProfile, LayerFacts, SideFacts, TypeList
 from localkv.commands.output import table
 from localkv.errors import UsageError, counted
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,8 +29,8 @@ from localkv.commands.options import (
 from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
 from localkv.errors import ModelFileError, UsageError
-from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile

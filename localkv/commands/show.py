@@ -136,13 +136,13 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
     the full context.
     """
     from localkv.config import CacheConfig
-    from localkv.formats import KV_FORMATS
     from localkv.memory.kv_bytes import (
         context_bytes,
         exact_context_bytes,
         fits_head,
         kv_side_bytes_per_token,
     )
+    from localkv.quant_formats import KV_FORMATS
 
     rows = []
     for name, fmt in KV_FORMATS.items():

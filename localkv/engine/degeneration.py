@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localkv.config import MIXED, CacheConfig
-from localkv.formats import FORMATS
+from localkv.quant_formats import FORMATS
 
 LONGEST_PERIOD = 128
 """Tokens of the longest piece that is looked for."""

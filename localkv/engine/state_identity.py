@@ -28,8 +28,8 @@ from localkv.cache.row_copies import HeldRows, PlaneRows, planes
 from localkv.config import CacheConfig
 from localkv.engine.state_file import StateFile
 from localkv.errors import quoted
-from localkv.formats import FORMATS
-from localkv.formats.shared.codebooks import codec_of
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.shared.codebooks import codec_of
 
 KIND, VERSION = "localkv state", "1"
 UNROTATED = "none"

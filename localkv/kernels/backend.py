@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 from localkv.arch.spec import Ffn, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Arrays, Batch, Draw, LayerCache
 from localkv.config import CacheConfig
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.guessing import RunGuesses, run_no_guesses
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits, kept_sums
@@ -23,6 +22,7 @@ from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
 from localkv.kernels.rope import RopeTable, TokenRotations
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 from localkv.system.turns import Turns
 

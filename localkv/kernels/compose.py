@@ -14,7 +14,6 @@ from localkv.arch.spec import (
     MoeSpec,
 )
 from localkv.cache.arrays import Array, Arrays
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, capped_logits, scaled
 from localkv.kernels.grouped_attention import grouped_attention
 from localkv.kernels.latent_attention import latent_attention
@@ -32,6 +31,7 @@ from localkv.kernels.per_layer_input import layer_input
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.recurrence import Recurrence
 from localkv.kernels.recurrent_mixers import recurrent_mixers
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 def compose(

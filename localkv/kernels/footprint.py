@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from localkv.formats.base import TILE_VALUES, QuantFormat
+from localkv.quant_formats.base import TILE_VALUES, QuantFormat
 
 FLOAT = 4
 """Bytes of a float32."""

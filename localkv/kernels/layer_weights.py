@@ -8,7 +8,7 @@ from typing import Any
 
 from localkv.arch.spec import NormSpec
 from localkv.cache.arrays import Array
-from localkv.formats.packed_tensor import PackedTensor
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Products with packed matrices that are decoded on the way.
 
 A weight is decoded a tile of rows at a time, so that no weight ever takes more memory than its
-file plus one tile (`formats/base.TILE_VALUES` values), in any format.
+file plus one tile (`quant_formats/base.TILE_VALUES` values), in any format.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localkv.cache.arrays import Array
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.namespace import dtype_name, namespace
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 F16_MAX = 65504.0
 

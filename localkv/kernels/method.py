@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from localkv.formats import KV_FORMATS
-from localkv.formats.base import QuantFormat
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
     MoeWeights,
     tensors_of,
 )
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from localkv.arch.spec import Gating, MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import sigmoid
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.namespace import namespace
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 MIN_WEIGHT_SUM = 2.0**-14
 """The selected weights' sum is never taken as less."""

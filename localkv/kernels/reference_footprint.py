@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.formats.base import QuantFormat
 from localkv.kernels.footprint import (
     ALLOCATOR,
     FLOAT,
@@ -13,6 +12,7 @@ from localkv.kernels.footprint import (
     copied_vector_bytes,
     decoded_bytes,
 )
+from localkv.quant_formats.base import QuantFormat
 
 
 def is_of_host() -> bool:

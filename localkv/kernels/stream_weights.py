@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear, Norm
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from localkv.cache.profile import (
     require_scales,
 )
 from localkv.config import CacheConfig, KVScales
-from localkv.formats import KV_FORMATS
 from localkv.loader.found_profile import model_profile
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.smoothing import Smoothing
+from localkv.quant_formats import KV_FORMATS
 
 LARGE_BIAS = 16.0
 """Beyond it a step of 4 bits, an eighth of a block's largest value, is as large as what K's other

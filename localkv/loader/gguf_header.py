@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from localkv.errors import ModelFileError, printable, quoted
-from localkv.formats import WEIGHT_FORMATS, QuantFormat
+from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localkv.errors import UsageError
-from localkv.formats import FORMATS
 from localkv.option_names import unknown_name
+from localkv.quant_formats import FORMATS
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

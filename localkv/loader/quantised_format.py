@@ -7,7 +7,7 @@ matrices in more bits and are up to a tenth larger.
 
 from __future__ import annotations
 
-from localkv.formats import FORMATS, QuantFormat
+from localkv.quant_formats import FORMATS, QuantFormat
 
 FLOAT_PARTS = ("_norm.weight", "ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_", "laurel_")
 """In names of tensors that llama-quantize leaves as they are."""

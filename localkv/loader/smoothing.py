@@ -27,9 +27,9 @@ from localkv.arch.spec import AttentionSpec, ModelSpec, NormSpec, RopeSpec
 from localkv.cache.profile import KVProfile
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError
-from localkv.formats.packed_tensor import PackedTensor, can_scale_rows, is_float, scaled
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.tensor_reader import TensorSource
+from localkv.quant_formats.packed_tensor import PackedTensor, can_scale_rows, is_float, scaled
 
 Factors = NDArray[np.float32]
 """Factors of a layer's K or V: [n_kv_heads, channels]."""

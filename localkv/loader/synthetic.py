@@ -15,9 +15,6 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats import FORMATS, QuantFormat
-from localkv.formats.base import split_blocks
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.loader.known_models import KNOWN_MODELS, KnownModel, check_shape
@@ -25,6 +22,9 @@ from localkv.loader.quantised_format import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
+from localkv.quant_formats import FORMATS, QuantFormat
+from localkv.quant_formats.base import split_blocks
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 MINIMA = ("m", "dmin")
 """Fields that shift a block's values."""

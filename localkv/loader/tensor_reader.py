@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from localkv.arch.spec import NormSpec
 from localkv.cache.arrays import Array, Arrays
 from localkv.errors import ModelFileError, byte_size
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import LatePreparation
 from localkv.kernels.device_memory import DeviceMemory, naming_what_fails
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_header import ModelHeader
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 class TensorSource(Protocol):

@@ -41,9 +41,6 @@ from localkv.arch.spec import (
 )
 from localkv.cache.arrays import Array, Arrays
 from localkv.errors import ModelFileError, byte_size, quoted
-from localkv.formats import FORMATS
-from localkv.formats.base import Plane
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
@@ -74,6 +71,9 @@ from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.smoothing import SmoothedTensors, Smoothing
 from localkv.loader.tensor_reader import FileTensors, TensorReader, TensorSource, check_tensor
 from localkv.model import ModelWeights, Transformer
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.base import Plane
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.memory_lock import Range, lock, unlock
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from localkv.config import CacheConfig
 from localkv.errors import byte_size
-from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, fitting_pairs, usual_pairs
 from localkv.memory.kv_bytes import mean_bits
 from localkv.memory.plan import MemoryPlan, ModelMemory
 from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
 from localkv.presets import PAIRS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.loader.chosen_cache import KVRisk

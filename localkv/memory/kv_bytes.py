@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from localkv.cache.layout import GroupLayout, bytes_of, exact_bytes, group_layouts, kept_rows
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localkv.arch.spec import PER_LAYER_ROWS, LatentAttentionSpec
-from localkv.formats import FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.kernels import reference_footprint
 from localkv.kernels.cpu import footprint as cpu_footprint
 from localkv.kernels.footprint import Footprint
 from localkv.kernels.gpu import footprint as gpu_footprint
 from localkv.loader.quantised_format import bits, is_quantised, quantised_format
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS, QuantFormat
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

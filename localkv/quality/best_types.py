@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from localkv.cache.profile import LayerTypes
-from localkv.formats import KV_FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
 from localkv.quality.calibration_plan import Key, Plan
 from localkv.quality.layer_costs import BASE, base_types
+from localkv.quant_formats import KV_FORMATS
 
 
 def predicted(costs: Mapping[Key, float], types: LayerTypes) -> float:

@@ -8,10 +8,10 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import DEFAULT_SINK, DEFAULT_TAIL
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig, KVCodebook
-from localkv.formats import KV_FORMATS
 from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
 from localkv.quality.layer_costs import BASE, base_types
+from localkv.quant_formats import KV_FORMATS
 
 BUDGETS = (3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
 """Bits per value for which types are found."""

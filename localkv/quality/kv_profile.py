@@ -22,9 +22,6 @@ from localkv.cache.profile import (
 )
 from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
-from localkv.formats.nuq import scaled_inliers
-from localkv.formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
@@ -32,6 +29,9 @@ from localkv.quality.best_types import best_types, changed, predicted
 from localkv.quality.calibration_plan import Key, Plan, Sides
 from localkv.quality.channels import Ranges, channel_ranges, stored_rows
 from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.nuq import scaled_inliers
+from localkv.quant_formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
 
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""

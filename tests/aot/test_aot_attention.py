@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from localkv.quant_formats import TOKEN_FORMATS
 from support.aot.aot_report import (
     ARCHS,
     ATTENTION_FACTOR,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import FORMATS
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from localkv.quant_formats import FORMATS
 from support.aot.aot_report import ATTENTION_FACTOR, MOST_SPILLS, SHARED_KIB, report
 from support.aot.attention_builds import build
 from support.quick import quick

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.formats import FORMATS, KV_FORMATS, TOKEN_FORMATS
 from localkv.kernels.gpu.latent.attention import latent_constants, latent_tiles
 from localkv.kernels.gpu.latent.kernels import latents_kernel
+from localkv.quant_formats import FORMATS, KV_FORMATS, TOKEN_FORMATS
 from support.aot.aot_report import (
     ARCHS,
     MOST_SPILLS,

@@ -11,8 +11,8 @@ from itertools import product
 import pytest
 
 from localkv.arch.spec import Activation
-from localkv.formats import WEIGHT_FORMATS
 from localkv.kernels.gpu.products.tile_sizes import tile_sizes
+from localkv.quant_formats import WEIGHT_FORMATS
 from support.aot.aot_report import (
     ARCHS,
     BUDGET_FACTOR,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from localkv.formats.shared.bits import IQ4_CODEBOOK
+from localkv.quant_formats.shared.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import codebook_ptx, ptx
 from localkv.triton_primitives.ptx import plus_1024
 from support.aot.ptx_emulator import Words, run

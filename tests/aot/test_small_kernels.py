@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import FORMATS, WEIGHT_FORMATS
-from localkv.formats.shared.gpu.weight_layout import weight_layout
 from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
 from localkv.kernels.gpu.gate import ROWS as HEADS
@@ -18,6 +16,8 @@ from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
 from localkv.kernels.gpu.scan import columns_of, scan_kernel
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
+from localkv.quant_formats.shared.gpu.weight_layout import weight_layout
 from support.aot.aot_report import ARCHS, compile_kernel, gpus_in_turn, resources
 from support.aot.product_builds import plane_types
 from support.quick import quick

@@ -30,10 +30,10 @@ from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
 from localkv.kernels import select
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
+from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import Budget
 from localkv.system.threads import Threads, n_threads
 from support.program import localkv_process, on_terminal

@@ -25,9 +25,9 @@ from quality_report import Measured, Report  # noqa: E402
 from quality_table import BEGIN, END, TABLES, frontier_table  # noqa: E402
 
 from localkv import LLM  # noqa: E402
-from localkv.formats import KV_FORMATS  # noqa: E402
 from localkv.quality.kv_profile import learn_codebook  # noqa: E402
 from localkv.quality.scores import Estimate  # noqa: E402
+from localkv.quant_formats import KV_FORMATS  # noqa: E402
 
 
 @pytest.fixture(scope="module")

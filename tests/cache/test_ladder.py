@@ -30,12 +30,12 @@ from localkv.cache.pages import NoPageError, Sequence
 from localkv.cache.repack import hadamard, repack_page
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.store_kv import store_rotated
+from localkv.quant_formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS
 from support.attack.interruptions import Interruption
 
 GROUP = CacheGroup(2, 64, 64, 0, (0, 1))

@@ -16,13 +16,13 @@ from localkv import LLM
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quant_formats import TOKEN_FORMATS
 from support.cache_types import NAMES, partners
 from support.forward import CONFORMANCE_IDS, IDS, new_cache, nmse, run, run_together
 from support.layouts import group_of

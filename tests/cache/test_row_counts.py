@@ -21,9 +21,9 @@ from localkv.cache.layout import (
     uniform_layouts,
     written_rows,
 )
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.plan import visible_rows
+from localkv.quant_formats import FORMATS
 
 F16 = SegmentSpec("f16", "f16")
 ROWS: dict[str, tuple[SegmentSpec, ...]] = {

@@ -24,7 +24,6 @@ from localkv.cache.profile import SCALES_KIND, check_scales, read_kv_scales, wri
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, UsageError
-from localkv.formats import KV_FORMATS, TOKEN_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -33,6 +32,7 @@ from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
+from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 from support.cache_types import BY_HEAD, BY_ROW, scales_of
 from support.forward import IDS, new_cache, nmse, run
 from support.paths import MODELS

@@ -20,8 +20,8 @@ from localkv.chat.store import Store
 from localkv.chat.wire import Failure, decode, encode, failure
 from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError, ModelFileError, UsageError
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.quant_formats import TOKEN_FORMATS
 from localkv.sampling.params import SamplingParams
 from support.fake_engine import FACTS, FakeEngine, count_words
 from support.held_bytes import storages

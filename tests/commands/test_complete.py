@@ -493,9 +493,9 @@ def test_a_seed_repeats_the_text(program, tiny_model: Path) -> None:
 
 def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -> None:
     from localkv.cache.profile import write_kv_scales
-    from localkv.formats import KV_FORMATS
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.model_header import model_spec
+    from localkv.quant_formats import KV_FORMATS
     from support.cache_types import scales_of
 
     scales = tmp_path / "scales.json"
@@ -509,7 +509,7 @@ def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -
 
 
 def test_a_cache_type_that_does_not_divide_the_head(program, conformance: Path) -> None:
-    from localkv.formats import KV_FORMATS
+    from localkv.quant_formats import KV_FORMATS
 
     refused = [name for name, fmt in KV_FORMATS.items() if 80 % fmt.block_size]
     path = conformance / "archs" / "llama-hd80.gguf"

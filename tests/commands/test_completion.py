@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 from support.program import HEAVY, clean_env
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shells of POSIX")

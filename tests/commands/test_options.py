@@ -18,7 +18,7 @@ from localkv.commands.other_programs import (
     foreign_flag,
 )
 from localkv.commands.parsing import check_arguments
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
 from support.fake_llm import FakeLLM

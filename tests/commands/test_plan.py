@@ -19,7 +19,6 @@ from localkv import LLM
 from localkv.cache.layout import cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import HubError
-from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.select import select_backend
 from localkv.loader.chosen_cache import LARGE_BIAS, kv_risks
 from localkv.loader.gguf_file import open_gguf
@@ -31,6 +30,7 @@ from localkv.loader.weights import model_weights
 from localkv.memory.plan import ModelMemory
 from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
 from localkv.presets import PRESETS
+from localkv.quant_formats import FORMATS, KV_FORMATS
 from localkv.system.machine_memory import Budget
 from localkv.system.threads import n_threads
 from support.fake_hub import FakeHub

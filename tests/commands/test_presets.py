@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localkv.formats import KV_FORMATS
 from localkv.presets import PAIRS, PRESETS, USUAL, Preset
+from localkv.quant_formats import KV_FORMATS
 from support.paths import ROOT
 from support.program import Program
 from support.random_model import variant

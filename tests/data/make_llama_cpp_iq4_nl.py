@@ -1,4 +1,4 @@
-"""Writes llama_cpp_iq4_nl.json: what llama.cpp packs as iq4_nl, for formats/test_encode.py.
+"""Writes llama_cpp_iq4_nl.json: what llama.cpp packs as iq4_nl, for quant_formats/test_encode.py.
 
     pip install llama-cpp-python==0.3.36
     python make_llama_cpp_iq4_nl.py

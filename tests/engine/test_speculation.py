@@ -20,10 +20,10 @@ from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.speculator import LONGEST_PAUSE, NgramDrafter, Speculator
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quant_formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.hybrid_models import hybrid

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import LayerCache
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.embedding import embed
@@ -30,6 +29,7 @@ from localkv.kernels.layer_weights import Linear
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_codec import decoded
 from localkv.kernels.rope import RopeTable
+from localkv.quant_formats import TOKEN_FORMATS
 from support.gpu_store import store_kv_gpu
 from support.guarded_memory import GuardedMemory, guarded
 from support.guarded_tensors import TENSORS

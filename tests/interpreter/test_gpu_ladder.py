@@ -17,7 +17,6 @@ from localkv.cache.ladder import Pair, parse_ladder, stores_rows
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
@@ -30,6 +29,7 @@ from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.kernels.store_kv import store_rotated
+from localkv.quant_formats import KV_FORMATS
 from support.quick import quick
 
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)

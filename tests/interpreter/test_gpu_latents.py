@@ -13,8 +13,6 @@ import torch
 from localkv.arch.spec import AttentionParams, CacheGroup, NormSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.latent.attention import segment_latents
 from localkv.kernels.gpu.latent.mixer import head_products
@@ -27,6 +25,8 @@ from localkv.kernels.reference.norm import norm
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.store_kv import store_rotated
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.forward import CONFORMANCE_IDS, logits, nmse
 from support.latent_checks import attended, random_latents
 

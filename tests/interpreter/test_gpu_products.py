@@ -14,8 +14,6 @@ from torch import Tensor
 from localkv.arch.spec import MlpSpec, XieluParams
 from localkv.cache.arrays import NO_TOKEN
 from localkv.errors import ModelFileError
-from localkv.formats import FORMATS, WEIGHT_FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
@@ -31,6 +29,8 @@ from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, MlpWeights, Norm
 from localkv.kernels.reference.norm import norm as plain_norm
 from localkv.kernels.reference.torch_codec import decoded
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
 from support.layers import layer_norm, rms
 from support.quick import quick

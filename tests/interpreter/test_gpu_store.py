@@ -13,8 +13,6 @@ from localkv.arch.spec import CacheGroup, NormSpec
 from localkv.cache.arrays import LayerCache
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
-from localkv.formats import TOKEN_FORMATS, QuantFormat
-from localkv.formats.shared.codebooks import CodebookCodec, table_of
 from localkv.kernels.gpu.gate import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.grouped_attention import norm_heads
@@ -25,6 +23,8 @@ from localkv.kernels.reference.rope import apply_rope
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.kernels.rope import RopeTable
+from localkv.quant_formats import TOKEN_FORMATS, QuantFormat
+from localkv.quant_formats.shared.codebooks import CodebookCodec, table_of
 from support.gpu_store import store_kv_gpu
 from support.layers import rms
 from support.paged_rows import poisoned_cache

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.shared.bits import IQ4_CODEBOOK, pack_two_bits
-from localkv.formats.shared.gpu import codebook_rows
+from localkv.quant_formats.shared.bits import IQ4_CODEBOOK, pack_two_bits
+from localkv.quant_formats.shared.gpu import codebook_rows
 from localkv.triton_primitives import bit_fields, codebooks, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 

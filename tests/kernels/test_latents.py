@@ -16,8 +16,6 @@ from localkv.cache.cache_checks import check_cache, unused_type
 from localkv.cache.layout import GroupLayout, SegmentSpec, cache_segments, group_bytes
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -33,6 +31,8 @@ from localkv.loader.synthetic import random_rows
 from localkv.loader.weights import load_model, transposed
 from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.cache_types import BY_HEAD, NAMES
 from support.forward import CONFORMANCE_IDS, new_cache, nmse, run
 from support.latent_checks import attended, random_latents

@@ -12,8 +12,6 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.methods import ACTIVATIONS
@@ -21,6 +19,8 @@ from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear
 from localkv.kernels.method import Method, Use, in_words, uses
 from localkv.kernels.reference import torch_codec
 from localkv.kernels.reference.backend import reference_backend
+from localkv.quant_formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_BYTE_DOTS, HAS_BYTE_SHUFFLE, HAS_VNNI, byte_dots
 from support.cpu_products import eight_bits, error
 from support.layers import model_of, rms

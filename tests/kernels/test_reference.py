@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
-from localkv.formats import FORMATS, packed_tensor
-from localkv.formats.base import Codec, QuantFormat, split_blocks
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.moe import route
 from localkv.kernels.reference.linear import linear, matmul, moe_mlp
 from localkv.kernels.reference.torch_codec import decoded
+from localkv.quant_formats import FORMATS, packed_tensor
+from localkv.quant_formats.base import Codec, QuantFormat, split_blocks
 from support.packed_rows import join_planes
 from support.random_packed import random_packed
 

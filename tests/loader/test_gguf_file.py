@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType as GGMLType
 from gguf import GGUFValueType as ValueType
 
 from localkv.errors import ModelFileError
-from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.loader.gguf_file import Metadata, TensorInfo, open_gguf
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from support.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, Tensor, gguf_bytes
 from support.paths import ROOT
 

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import LocalKVError, ModelFileError
-from localkv.formats import WEIGHT_FORMATS
 from localkv.loader.gguf_file import open_gguf
+from localkv.quant_formats import WEIGHT_FORMATS
 from support.gguf_bytes import (
     ARRAY,
     BOOL,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.formats import FORMATS, QuantFormat
 from localkv.loader.quantised_format import quantised_format
+from localkv.quant_formats import FORMATS, QuantFormat
 
 NARROW = {
     "q2_K": "iq4_nl", "q3_K": "iq4_nl", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",

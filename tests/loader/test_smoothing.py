@@ -15,9 +15,6 @@ from gguf import GGMLQuantizationType as GGMLType
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
-from localkv.formats import FORMATS
-from localkv.formats.base import split_blocks
-from localkv.formats.packed_tensor import PackedTensor, can_scale_rows, scaled
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.backend import reference_backend
@@ -33,6 +30,9 @@ from localkv.loader.smoothing import (
 from localkv.loader.synthetic import random_blocks, set_scales
 from localkv.loader.weights import load_model
 from localkv.quality.channels import channel_sizes
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.base import split_blocks
+from localkv.quant_formats.packed_tensor import PackedTensor, can_scale_rows, scaled
 from support.dense_variants import dense_variant
 from support.hybrid_models import HybridModel, hybrid
 from support.paths import MODELS

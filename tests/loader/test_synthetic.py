@@ -10,11 +10,11 @@ import pytest
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import UsageError
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.select import select_backend
 from localkv.loader.known_models import KNOWN_MODELS, KnownModel
 from localkv.loader.synthetic import RANDOM_ROWS, random_rows, synthetic_model
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 WEIGHT_TYPES = [fmt.name for fmt in FORMATS.values() if fmt.is_weight]
 

@@ -20,7 +20,6 @@ from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.memory import CudaMemory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
@@ -30,6 +29,7 @@ from localkv.memory.fit import check_fit, free_memory, smaller_pairs, usual_pair
 from localkv.memory.kv_bytes import fits_head, mean_bits
 from localkv.memory.plan import ModelMemory
 from localkv.presets import USUAL
+from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import Budget
 from support.layouts import with_attention
 from support.program import Program

@@ -21,7 +21,6 @@ from localkv.cache.layout import SegmentSpec, cache_bytes, group_layouts, unifor
 from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
@@ -30,6 +29,7 @@ from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
 from localkv.memory.plan import MemoryPlan, repack_bytes
 from localkv.memory.weight_bytes import FOOTPRINTS
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads
 from support.held_bytes import held, storages

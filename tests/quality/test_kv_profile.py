@@ -18,7 +18,6 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.token_scores import score
 from localkv.errors import UsageError
-from localkv.formats.shared.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
@@ -32,6 +31,7 @@ from localkv.quality.channels import channel_ranges
 from localkv.quality.chunks import calibration_text
 from localkv.quality.kv_profile import learn_codebooks, measure
 from localkv.quality.layer_costs import ChunkCosts, base_types
+from localkv.quant_formats.shared.codebooks import NORMAL
 from support.held_bytes import held
 from support.program import Program
 from support.random_model import RandomModel

@@ -19,12 +19,12 @@ from localkv.commands.perplexity import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.engine.token_scores import TokenScores, score
 from localkv.errors import LocalKVError, UsageError
-from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
 from localkv.memory.kv_bytes import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import base_cache, divergence, joined, mean, perplexity, score_chunks
+from localkv.quant_formats import KV_FORMATS
 from support.paths import DATA, MODELS
 from support.program import Program, localkv_process
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import SegmentAttention, attention
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.kernels.store_kv import StoreKV, store_rotated
+from localkv.quant_formats import TOKEN_FORMATS
 from support.torch_edge import torch_cache
 
 

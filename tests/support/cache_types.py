@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
 from localkv.config import KVScales
-from localkv.formats import KV_FORMATS, TOKEN_FORMATS
+from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 
 NAMES = list(TOKEN_FORMATS)
 BY_HEAD = [name for name, fmt in TOKEN_FORMATS.items() if fmt.scales_by_head]

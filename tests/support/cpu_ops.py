@@ -8,13 +8,13 @@ from functools import partial
 from torch import Tensor
 
 from localkv.arch.spec import MoeSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import moe
 from localkv.kernels.cpu import row_operations
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.store import rotate, store_kv
 from localkv.kernels.layer_weights import Linear, MoeWeights
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.torch_edge import numpy_of, torch_of, with_tensors
 
 rotate_cpu = with_tensors(rotate.rotate_cpu)

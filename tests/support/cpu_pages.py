@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from localkv.formats import QuantFormat
-from localkv.formats.shared.cpu.page_order import ItemOrder
+from localkv.quant_formats import QuantFormat
+from localkv.quant_formats.shared.cpu.page_order import ItemOrder
 
 GROUP = 16
 

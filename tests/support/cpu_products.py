@@ -7,11 +7,16 @@ import itertools
 import numpy as np
 import torch
 
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, PanelLayout
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import ROUNDED_ROWS
 from localkv.kernels.reference.torch_codec import decoded
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.cpu.panel_layout import (
+    FLIP_SIGNS,
+    LANES,
+    SPREAD_BITS,
+    PanelLayout,
+)
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from support.cpu_ops import TensorProducts
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.random_packed import random_packed
 
 CPU = torch.device("cpu")

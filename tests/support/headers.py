@@ -13,11 +13,11 @@ from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
 from localkv.errors import ModelFileError
-from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.known_models import KNOWN_MODELS
 from localkv.loader.metadata import Metadata
 from localkv.loader.weights import listed_tensors
+from localkv.quant_formats import FORMATS
 from support.dense_variants import DENSE
 from support.hybrid_models import KEYS as HYBRIDS
 from support.hybrid_models import hybrid

@@ -10,10 +10,10 @@ from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Array, Arrays, Batch, Segment
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import Rotate
 from localkv.kernels.latent_attention import SegmentLatents, attend
 from localkv.kernels.store_kv import StoreKV, store_rotated
+from localkv.quant_formats import TOKEN_FORMATS
 
 
 @dataclass

@@ -18,12 +18,12 @@ from localkv.arch.spec import (
 from localkv.cache.arrays import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec, Tail
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear, Norm
 from localkv.kernels.rope import rope_frequencies, rope_table
 from localkv.loader.synthetic import random_rows
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.tail_checks import segments as tail_rows
 
 N_EMBD, N_HEADS, NOPE, ROPE, VALUE, LATENT, RANK = 64, 4, 32, 32, 48, 64, 96

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MlpSpec, MoeSpec, NormSpec
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
@@ -20,6 +18,8 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.random_packed import random_packed
 
 RMS = NormSpec("norm", "rms", 1e-5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.packed_rows import join_planes
 
 

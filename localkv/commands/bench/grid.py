@@ -24,7 +24,7 @@ from localkv.commands.options import (
     preset_or_given,
 )
 from localkv.errors import LocalKVError, UsageError
-from localkv.formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.bench.parallel import ParallelTest

@@ -44,8 +44,8 @@ from localkv.commands.plan.model import (
     with_draft,
 )
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.formats import FORMATS, KV_FORMATS
 from localkv.loader.known_models import KNOWN_MODELS
+from localkv.quant_formats import FORMATS, KV_FORMATS
 from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:

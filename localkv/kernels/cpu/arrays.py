@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
-from localkv.formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
 from localkv.kernels.cpu.addresses import LINE, Floats, address
 from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
 from localkv.simd.lanes import LANES
 from localkv.system.threads import use_threads_now
 

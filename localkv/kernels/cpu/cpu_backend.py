@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.config import CacheConfig
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
@@ -40,6 +39,7 @@ from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.cpu.token_program import TokenPrograms
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.lanes import LANES
 from localkv.system.turns import Turns
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.formats.base import QuantFormat
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.attention.latent_sizes import most_latent_floats
 from localkv.kernels.cpu.attention.launch_sizes import launch_parts
 from localkv.kernels.cpu.attention.sizes import (
@@ -30,6 +28,8 @@ from localkv.kernels.footprint import (
     Matrix,
     copied_vector_bytes,
 )
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 
 PACKED_BYTES = 4.25
 """Per value of a product's left side when it is packed: float32 and two sums per 32 values."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from localkv.arch.spec import LatentAttentionSpec, LayerSpec
 from localkv.cache.arrays import Batch, LayerCache
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import Merge
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
@@ -32,6 +31,7 @@ from localkv.kernels.cpu.store.store_kv import add_store, store_kv_cpu
 from localkv.kernels.latent_attention import SegmentLatents, attend
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.kernels.store_kv import pack_groups, store_rotated
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
 
 LATENT_STEPS = KernelSource("linear/latent_steps")

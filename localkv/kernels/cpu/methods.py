@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from localkv.formats.base import QuantFormat
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.linear.late_panels import TOKENS_TO_LAY, LateTensor
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
 from localkv.kernels.cpu.moe.expert_steps import experts_run
 from localkv.kernels.layer_weights import MoeWeights
 from localkv.kernels.method import Method, Methods
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import byte_dots, vector_width
 
 ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"

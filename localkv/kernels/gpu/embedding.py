@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_array
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile import part_columns, scaled_codes
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 WIDTH = 2048
 """Values that a program decodes: for each thread of its warp a unit of the types with a table."""

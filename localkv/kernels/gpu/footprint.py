@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from localkv.formats.base import QuantFormat
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix
 from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
+from localkv.quant_formats.base import QuantFormat
 
 
 def is_of_host() -> bool:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.kernels.bounds import BoundsError, check_array, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.hadamard import hadamard
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.pages import in_page, page_bytes, row_before
 from localkv.kernels.namespace import dtype_name
+from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 TOKENS = tl.constexpr(GROUP_TOKENS)

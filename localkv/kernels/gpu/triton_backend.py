@@ -14,7 +14,6 @@ from localkv.arch.spec import (
     MlpSpec,
     MoeSpec,
 )
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, scaled
 from localkv.kernels.gpu import feed_forward
 from localkv.kernels.gpu import grouped_attention as grouped
@@ -37,6 +36,7 @@ from localkv.kernels.method import Method, Methods
 from localkv.kernels.recurrence import Recurrence
 from localkv.kernels.recurrent_mixers import recurrent_mixers
 from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 TILES = {
     "fp16": "fp16",

@@ -10,8 +10,8 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
 from localkv.kernels.reference.torch_codec import decode
+from localkv.quant_formats.base import QuantFormat
 
 
 def read_pages(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from localkv.arch.spec import MoeSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import linear as by_tile
 from localkv.kernels import moe
 from localkv.kernels.activation import activate
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.reference.torch_codec import decoded
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 def matmul(x: Tensor, weight: PackedTensor) -> Tensor:

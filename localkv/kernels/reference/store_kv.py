@@ -7,9 +7,9 @@ from torch import Tensor
 
 from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.quant_formats.base import QuantFormat
 
 
 def _store_rows(

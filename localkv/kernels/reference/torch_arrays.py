@@ -17,8 +17,8 @@ from torch import Tensor
 from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import repack_page
-from localkv.formats.base import QuantFormat
 from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.quant_formats.base import QuantFormat
 from localkv.system.threads import use_threads_now
 
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.formats.base import QuantFormat
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.codebooks import codec_of
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.codebooks import codec_of
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:

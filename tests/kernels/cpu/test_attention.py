@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.attention.plan import row_blocks
@@ -27,6 +26,7 @@ from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.reference.torch_codec import encode
+from localkv.quant_formats import TOKEN_FORMATS
 from localkv.system.threads import n_threads, use_threads
 from support.attention_checks import check as check_attention
 from support.attention_checks import check_rows_without_keys
@@ -339,7 +339,7 @@ def test_what_codes_are_multiplied_as_is_told(features: str, digits: bool) -> No
     """By the type and by what the CPU has."""
     program = """
 from localkv.kernels.cpu.methods import tiles_method
-from localkv.formats import TOKEN_FORMATS
+from localkv.quant_formats import TOKEN_FORMATS
 for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
     print(name, *(tiles_method(TOKEN_FORMATS[name], side).words[:12] for side in "KV"))
 """

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from localkv.arch.spec import AttentionParams
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.store import group_store
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.torch_codec import encode
+from localkv.quant_formats import FORMATS
 from localkv.system.threads import n_threads, use_threads
 from support.cpu_ops import cpu_attention, store_kv_cpu
 from support.cpu_pages import pool_planes

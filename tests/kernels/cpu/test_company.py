@@ -19,12 +19,12 @@ from localkv.cache.arrays import Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.cache.pages import Sequence
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quant_formats import FORMATS
 from support.forward import new_cache, with_params
 from support.hybrid_models import hybrid
 from support.latent_models import latent_tensors, write_latent

@@ -98,7 +98,11 @@ def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
     templates = [p for p in (package / "kernels/cpu").rglob("*.py") if "\n@cfunc" in p.read_text()]
     found, todo = (
         set[Path](),
-        [*templates, *package.glob("formats/*/cpu.py"), *package.glob("formats/*/__init__.py")],
+        [
+            *templates,
+            *package.glob("quant_formats/*/cpu.py"),
+            *package.glob("quant_formats/*/__init__.py"),
+        ],
     )
     while todo:
         new = set(localkv_imports(todo.pop())) - found
@@ -362,7 +366,7 @@ import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
 heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
-heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.formats.iq1_s")
+heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.quant_formats.iq1_s")
 print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -14,8 +14,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import TOKEN_FORMATS
-from localkv.formats.shared.codebooks import NORMAL, table_of
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel, weigh_kernel
 from localkv.kernels.cpu.attention.queries import (
     ERROR_BOUND,
@@ -27,6 +25,8 @@ from localkv.kernels.cpu.attention.queries import (
 )
 from localkv.kernels.cpu.attention.weigh_digits import ERROR_BOUND as WEIGHT_ERROR_BOUND
 from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.quant_formats import TOKEN_FORMATS
+from localkv.quant_formats.shared.codebooks import NORMAL, table_of
 from localkv.simd.memory import address
 from localkv.simd.quads import BLOCK_DIGITS, DIGITS
 from support.cpu_ops import store_kv_cpu

@@ -21,8 +21,6 @@ from localkv.arch.spec import (
 )
 from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import (
     Backend,
     StackLayer,
@@ -42,6 +40,8 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.rope import rope_frequencies, rope_table
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads, use_threads
 
 N_EMBD, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_TOKENS = 64, 4, 2, 32, 96, 5

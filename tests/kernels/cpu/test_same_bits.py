@@ -21,12 +21,12 @@ from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quant_formats import FORMATS
 from localkv.system.threads import n_threads, use_threads
 from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler

@@ -20,14 +20,14 @@ from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.reference.linear import linear as plain_linear
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.store_kv import StoreKV
 from localkv.loader.synthetic import random_rows, synthetic_model
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import BY_HEAD, NAMES, PAIRS

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localkv.formats import FORMATS
+from localkv.quant_formats import FORMATS
 from support.quick import in_turn, quick
 
 ARCHS = (80, 86, 89, 90, 100, 120)

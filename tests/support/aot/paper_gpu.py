@@ -26,8 +26,6 @@ from triton.runtime.jit import JITFunction
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Step
 from localkv.engine.recorded import DecodeLoop
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
@@ -37,6 +35,8 @@ from localkv.loader.quantised_format import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 META = torch.device("meta")
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")

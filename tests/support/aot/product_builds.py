@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from localkv.arch.spec import Activation
-from localkv.formats import FORMATS
-from localkv.formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from support.aot.aot_report import Report, compile_kernel, report
 
 N_IN = N_OUT = 4096

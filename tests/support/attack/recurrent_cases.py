@@ -19,8 +19,6 @@ from localkv.arch.spec import (
 )
 from localkv.cache.arrays import Batch, LayerCache, StateRows
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
-from localkv.formats import FORMATS
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.layer_chains import LayerChains
@@ -38,6 +36,8 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.recurrence import Recurrence
 from localkv.kernels.recurrent_mixers import recurrent_mixers
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
 from support.guarded_memory import GuardedMemory
 
 N_EMBD = 16

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
 from localkv.kernels.cpu.attention.kernels import cache_decoder
+from localkv.quant_formats.base import QuantFormat
 from localkv.simd.lanes import LANES
 
 LINE = 64

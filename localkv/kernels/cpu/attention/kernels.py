@@ -7,11 +7,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
+from localkv.quant_formats import FORMATS
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE, HAS_VNNI
 from localkv.simd.lanes import LANES
 

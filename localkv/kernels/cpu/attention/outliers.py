@@ -2,7 +2,7 @@
 
 Their plane has a 16-bit item for each block of a token, in groups of 16 tokens: of the first of two
 blocks what is missing, as fp16, of the second the place among the 64 values
-(`formats/nuq`). Lanes are tokens.
+(`quant_formats/nuq`). Lanes are tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.nuq import PAIR
+from localkv.quant_formats.nuq import PAIR
 from localkv.simd.arithmetic import fma, i32x16, zero_f32
 from localkv.simd.float_tables import gather_of_64
 from localkv.simd.integer import and_i32

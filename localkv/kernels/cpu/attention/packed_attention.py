@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
-from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.addresses import Floats, address
 from localkv.kernels.cpu.attention.fetch_plan import plan_fetches
@@ -45,6 +44,7 @@ from localkv.kernels.cpu.attention.sizes import (
 )
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
+from localkv.quant_formats.base import QuantFormat
 from localkv.system.threads import n_threads
 
 FEW_PRODUCTS = 1 << 19

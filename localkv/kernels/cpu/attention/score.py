@@ -42,10 +42,10 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_logits
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import f32x16
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16

@@ -32,7 +32,7 @@ CHANNEL_ROW = MOST_CHANNELS + 2 * LANES
 
 
 PAIR = 64
-"""Values of which types with outliers keep one apart (`formats/nuq`)."""
+"""Values of which types with outliers keep one apart (`quant_formats/nuq`)."""
 OUTLIER_ROOM = (PAIR + LANES) * LANES
 """Floats of scratch memory that adding V's outliers takes."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc
 
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_tile
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import f32x16, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32

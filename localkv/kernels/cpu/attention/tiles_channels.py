@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import fma, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.lanes import LANES

@@ -17,11 +17,11 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.fetch import Ahead, Lines, fetch_next, share_of, without
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_output
 from localkv.kernels.cpu.attention.weigh_digits import ONE, split_weights
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.digit_rows import zeros_i32
 from localkv.simd.kinds import Address, Addresses, Count

@@ -17,7 +17,6 @@ from __future__ import annotations
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.channel_digits import (
     AT_SCALE,
     CHANNEL_DIGITS,
@@ -32,6 +31,7 @@ from localkv.kernels.cpu.attention.channel_digits import (
 from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import f32x16
 from localkv.simd.digit_rows import (
     larger_products,

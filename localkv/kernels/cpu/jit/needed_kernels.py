@@ -8,7 +8,6 @@ from localkv.arch.spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ModelSpec
 from localkv.cache.ladder import stores_rows
 from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
     decode_v_source,
@@ -38,6 +37,7 @@ from localkv.kernels.cpu.row_operations import ACTIVATIONS
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
 from localkv.kernels.cpu.store.group_store import group_source
 from localkv.kernels.cpu.store.store_kv import store_source
+from localkv.quant_formats import FORMATS
 
 
 def needed_kernels(

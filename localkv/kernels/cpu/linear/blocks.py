@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from localkv.formats import FORMATS
-from localkv.formats.shared.cpu.panel_layout import PanelLayout
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.shared.cpu.panel_layout import PanelLayout
 
 
 class _Layouts(Mapping[str, PanelLayout]):

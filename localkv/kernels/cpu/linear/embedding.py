@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import check_array
 from localkv.kernels.cpu.addresses import Floats, address
@@ -21,6 +20,7 @@ from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.embedding_job import EmbeddingJob
 from localkv.kernels.cpu.runtime.thread_pool import worker_call
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 _ROW, _OUT = (EmbeddingJob._fields.index(name) for name in ("row", "out"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.read_job import read_fill_job
 from localkv.kernels.cpu.linear.units import lay_panel
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.head_job import TOKENS_AT_ONCE
 from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
@@ -19,6 +18,7 @@ from localkv.kernels.cpu.linear.read_head_job import find_piece, read_head_job
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
 from localkv.kernels.cpu.linear.row_tiles import stack_memory
 from localkv.kernels.cpu.linear.tiles import multiply_tile
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, take_next
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -22,6 +21,7 @@ from localkv.kernels.cpu.linear.matrices import (
     RowTensor,
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
 
 PIECES_PER_THREAD = 4

@@ -16,7 +16,6 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.shared.cpu.panel_layout import BLOCK, FLIP_SIGNS, LANES, PLAIN
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
@@ -30,6 +29,7 @@ from localkv.kernels.cpu.linear.packing import (
 )
 from localkv.kernels.cpu.linear.row_tiles import stack_memory
 from localkv.kernels.cpu.linear.units import put_units
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, FLIP_SIGNS, LANES, PLAIN
 from localkv.simd.byte_dots import dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.cpu_features import HAS_SIGNED_BYTE_DOTS
 from localkv.simd.kinds import (

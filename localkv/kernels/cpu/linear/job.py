@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from localkv.formats.shared.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES, ROUNDED_ROW_NAMES
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
 from localkv.simd.cpu_features import HAS_AVX512, HAS_BFLOAT_DOTS, HAS_BYTE_DOTS
 
 if TYPE_CHECKING:

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -38,6 +36,8 @@ from localkv.kernels.cpu.linear.matrices import (
 from localkv.kernels.cpu.linear.panel_arena import Bytes, PanelArena
 from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, PART_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.system.threads import n_threads
 
 LATE_PRODUCTS = KernelSource("linear/late_product")

@@ -11,7 +11,6 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.job import MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.panel_bytes import PART_BYTES
 from localkv.kernels.cpu.linear.read_job import (
@@ -22,6 +21,7 @@ from localkv.kernels.cpu.linear.read_job import (
 )
 from localkv.kernels.cpu.linear.read_late_job import read_late_job
 from localkv.kernels.cpu.linear.units import lay_panel
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, take_next
 

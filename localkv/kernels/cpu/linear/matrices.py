@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -32,6 +30,8 @@ from localkv.kernels.cpu.linear.job import (
 from localkv.kernels.cpu.linear.panel_arena import Bytes
 from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.system.threads import n_threads
 
 CHUNK_PANELS = 8

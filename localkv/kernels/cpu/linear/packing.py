@@ -23,9 +23,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.shared.cpu.panel_codes import PanelFormat, panel_format
-from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
+from localkv.quant_formats.shared.cpu.panel_codes import PanelFormat, panel_format
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat

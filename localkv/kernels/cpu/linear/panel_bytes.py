@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from localkv.formats import WEIGHT_FORMATS, QuantFormat
-from localkv.formats.shared.cpu.panel_layout import LANES, record_values
+from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
+from localkv.quant_formats.shared.cpu.panel_layout import LANES, record_values
 
 _WITH_KERNEL = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.has_part("cpu")]
 

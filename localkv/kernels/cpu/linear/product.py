@@ -10,7 +10,6 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
 from localkv.kernels.cpu.linear.job import (
@@ -42,6 +41,7 @@ from localkv.kernels.cpu.linear.unpacked import (
     unpack_record,
     unpacks,
 )
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, take_next
 

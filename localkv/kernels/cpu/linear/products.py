@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_array
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
@@ -40,6 +39,7 @@ from localkv.kernels.cpu.linear.shares import shares
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import round_activations
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
 
 LONGER = 4

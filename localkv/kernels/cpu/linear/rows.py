@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats import FORMATS
 from localkv.kernels.cpu.linear.job import BFLOAT_PAIRS
+from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
 from localkv.simd.bfloat_dots import dot_of_bfloats
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value

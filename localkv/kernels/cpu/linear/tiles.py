@@ -14,8 +14,6 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.shared.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record, panel_format
-from localkv.formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
@@ -30,6 +28,13 @@ from localkv.kernels.cpu.linear.packing import (
     load_at,
     pointer_at,
 )
+from localkv.quant_formats.shared.cpu.panel_codes import (
+    BLOCK_VECTORS,
+    PanelFormat,
+    Record,
+    panel_format,
+)
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.shared.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
 from localkv.kernels.cpu.linear.read_job import read_plane
+from localkv.quant_formats.shared.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.atomic import atomic_load
 from localkv.simd.integer import xor_i32

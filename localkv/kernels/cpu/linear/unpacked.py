@@ -13,8 +13,6 @@ from typing import Any
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.shared.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record, panel_format
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
@@ -32,6 +30,13 @@ from localkv.kernels.cpu.linear.tiles import (
     opaque,
     put_sums,
 )
+from localkv.quant_formats.shared.cpu.panel_codes import (
+    BLOCK_VECTORS,
+    PanelFormat,
+    Record,
+    panel_format,
+)
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import (
     Args,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.arch.spec import MlpSpec, MoeSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import LayerChains, activate_source, has_common_kernel
@@ -28,6 +27,7 @@ from localkv.kernels.cpu.moe.stack_products import (
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Where
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights, Norm
+from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.formats.shared.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
 from localkv.kernels.cpu.moe.job import COMBINED, PACK_BYTES
@@ -19,6 +18,7 @@ from localkv.kernels.cpu.moe.read_job import (
     read_halve_job,
     read_pack_tokens_job,
 )
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
 from localkv.simd.arithmetic import add, div, exp, f32x16, fma, mul, sum_lanes, zero_f32
 from localkv.simd.half import rounded_to_half
 from localkv.simd.kinds import Address, Count

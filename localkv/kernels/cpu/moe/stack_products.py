@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.cpu.panel_layout import LANES
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -47,6 +45,8 @@ from localkv.kernels.cpu.moe.job import (
 )
 from localkv.kernels.cpu.moe.routing import GROUPING, ROWS, Routing, taken
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Where
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.system.threads import n_threads
 
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
-from localkv.formats.shared.channel_groups import TOKENS
 from localkv.kernels.bounds import BoundsError, check_array, check_segment
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
 from localkv.kernels.cpu.store.job import GroupJob
 from localkv.kernels.cpu.store.plane_jobs import plane_jobs
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.shared.channel_groups import TOKENS
 from localkv.system.threads import n_threads
 
 MANY_ROWS = 4 * TOKENS

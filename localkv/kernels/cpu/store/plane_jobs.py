@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats.base import QuantFormat
 from localkv.kernels.cpu.addresses import all_bytes
 from localkv.kernels.cpu.runtime.chain import Memory
 from localkv.kernels.cpu.store.job import PlaneJob
+from localkv.quant_formats.base import QuantFormat
 
 
 def _plane_job(plane: NDArray[np.uint8] | Any, order: tuple[int, int, int]) -> PlaneJob:

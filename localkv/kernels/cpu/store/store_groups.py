@@ -11,14 +11,14 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats import FORMATS
-from localkv.formats.shared.channel_groups import TOKENS
-from localkv.formats.shared.cpu.rounding import encode_channels
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import GROUP_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
 from localkv.kernels.cpu.store.read_job import read_group_job, read_plane, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.shared.channel_groups import TOKENS
+from localkv.quant_formats.shared.cpu.rounding import encode_channels
 from localkv.simd.arithmetic import div
 from localkv.simd.kinds import Address, Addresses, Count
 from localkv.simd.lanes import LANES

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
-from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.addresses import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -19,6 +18,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.group_store import add_groups, new_groups, packs_groups
 from localkv.kernels.cpu.store.job import StoreJob
 from localkv.kernels.cpu.store.plane_jobs import plane_jobs
+from localkv.quant_formats.base import QuantFormat
 from localkv.system.threads import n_threads
 
 MANY_ROWS = 16

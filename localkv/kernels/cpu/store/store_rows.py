@@ -7,12 +7,12 @@ from typing import Any
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import STORE_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
 from localkv.kernels.cpu.store.read_job import read_plane, read_store_job, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,
     PRODUCTS,
@@ -29,6 +28,7 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_attention
 from localkv.kernels.gpu.pages import page_bytes
+from localkv.quant_formats.base import QuantFormat
 
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.packed_attention import n_splits, padded, product_of
@@ -20,6 +19,7 @@ from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.latent.kernels import latents_kernel, merge_latents_kernel
 from localkv.kernels.gpu.launch import launch
+from localkv.quant_formats.base import QuantFormat
 
 TILES = {
     "fp16": TileConfig(16, 32, 4, 1),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from localkv.arch.spec import LatentAttentionSpec, LayerSpec
 from localkv.cache.arrays import Batch, LayerCache
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
 from localkv.kernels.gpu.gpu_info import GpuInfo
@@ -22,6 +21,7 @@ from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.latent_attention import attend
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights
 from localkv.kernels.store_kv import pack_groups
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 def why_not(spec: LatentAttentionSpec) -> str:

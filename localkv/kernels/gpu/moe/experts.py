@@ -13,7 +13,6 @@ import triton
 from torch import Tensor
 
 from localkv.arch.spec import MoeSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
@@ -36,6 +35,7 @@ from localkv.kernels.gpu.products.products import (
 )
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes
 from localkv.kernels.layer_weights import MoeWeights
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 FEW_PAIRS = 2
 """Pairs an expert, on average, up to which they are multiplied one by one."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.errors import ModelFileError
-from localkv.formats.base import split_blocks
-from localkv.formats.packed_tensor import PackedTensor
-from localkv.formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.reference.torch_codec import tensor_of
+from localkv.quant_formats.base import split_blocks
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 
 TILE_VALUES = 1 << 24
 """Values that are laid out at a time, which takes some bytes of scratch for each."""

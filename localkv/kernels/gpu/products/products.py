@@ -15,7 +15,6 @@ import triton
 from torch import Tensor
 
 from localkv.arch.spec import Activation, MlpSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
@@ -27,6 +26,7 @@ from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.plane_tensor import LEAST_COLUMNS, PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear, Norm
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 def planes_of(weight: PackedTensor) -> PlaneTensor:

@@ -1,0 +1,179 @@
+"""The registry of number formats: one line each, and no array library.
+
+`FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
+weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line
+choices, byte arithmetic, tests, documentation and benchmarks iterate these. Block layouts are
+ggml's (`ggml-common.h`).
+"""
+
+from __future__ import annotations
+
+from localkv.quant_formats.base import Plane, QuantFormat
+
+E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
+CHANNEL_TOKENS = 32
+"""Tokens that share a channel's scale in types with such scales, KIVI's G."""
+
+
+def _format(
+    name: str,
+    ggml_type: int | None,
+    block_size: int,
+    planes: dict[str, int],
+    *,
+    is_weight: bool = True,
+    is_cache: bool = False,
+    stays_in_file: bool = False,
+    is_offered: bool = False,
+    narrow: str = "",
+) -> QuantFormat:
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(
+        name,
+        ggml_type,
+        block_size,
+        fields,
+        is_weight=is_weight,
+        is_cache=is_cache,
+        stays_in_file=stays_in_file,
+        is_offered=is_offered,
+        narrow=narrow,
+    )
+
+
+def _low_bits(name: str, **planes: int) -> QuantFormat:
+    """Two or three bits in blocks of 32, for caches."""
+    return _format(name, None, 32, planes, is_weight=False, is_cache=True)
+
+
+def _per_token(name: str, row: tuple[Plane, ...], **planes: int) -> QuantFormat:
+    """Integers with fields for a whole row (a token and KV head), for caches."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(name, None, 32, fields, is_weight=False, is_cache=True, row_planes=row)
+
+
+def _super_block(
+    name: str, ggml_type: int, narrow: str, *, is_offered: bool = False, **planes: int
+) -> QuantFormat:
+    """256 values, with scales of smaller groups in one of the fields."""
+    return _format(name, ggml_type, 256, planes, is_offered=is_offered, narrow=narrow)
+
+
+def _fp8(
+    name: str, largest: float, *, row: tuple[Plane, ...] = (), by_head_of: str = ""
+) -> QuantFormat:
+    """An 8-bit float for caches: `by_head_of` names the type whose codes it scales by head."""
+    return QuantFormat(
+        name,
+        None,
+        1,
+        (Plane("values", 1),),
+        is_weight=False,
+        is_cache=True,
+        row_planes=row,
+        scales_by_head=bool(by_head_of),
+        largest=largest,
+        shared_codec=by_head_of,
+        folder="fp8",
+    )
+
+
+def _by_channel(name: str, **planes: int) -> QuantFormat:
+    """For caches: each channel has a scale of its own for `CHANNEL_TOKENS` tokens."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(
+        name,
+        None,
+        CHANNEL_TOKENS,
+        fields,
+        is_weight=False,
+        is_cache=True,
+        group_tokens=CHANNEL_TOKENS,
+        folder=name.removesuffix("c"),
+    )
+
+
+def _codebook(name: str, n_centroids: int, **planes: int) -> QuantFormat:
+    """For caches: codes of a layer's codebook, and outliers."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in {"d": 2, "o": 2, **planes}.items())
+    return QuantFormat(
+        name,
+        None,
+        32,
+        fields,
+        is_weight=False,
+        is_cache=True,
+        n_centroids=n_centroids,
+        folder="nuq",
+    )
+
+
+_SCALE = (Plane("d", 2),)
+_SCALE_AND_MINIMUM = (Plane("d", 2), Plane("m", 2))
+
+_ALL = (
+    _format("f32", 0, 1, {"values": 4}, is_cache=True),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True, is_offered=True),
+    _format("bf16", 30, 1, {"values": 2}, is_cache=True),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, is_offered=True),
+    _per_token("q8_t", _SCALE, qs=32),
+    _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
+    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
+    _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _per_token("q4_t", _SCALE_AND_MINIMUM, qs=16),
+    _low_bits("q3_1", d=2, m=2, qh=4, qs=8),
+    _low_bits("q3_0", d=2, qh=4, qs=8),
+    _low_bits("q2_1", d=2, m=2, qs=8),
+    _low_bits("q2_0", d=2, qs=8),
+    _fp8("fp8_e4m3", E4M3_LARGEST),
+    _fp8("fp8_e4m3_head", E4M3_LARGEST, by_head_of="fp8_e4m3"),
+    _fp8("fp8_e4m3_token", E4M3_LARGEST, row=_SCALE),
+    _fp8("fp8_e5m2", E5M2_LARGEST),
+    _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
+    _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
+    _by_channel("q8_0c", d=2, qs=32),
+    _by_channel("q4_1c", d=2, m=2, qs=16),
+    _by_channel("q3_1c", d=2, m=2, qh=4, qs=8),
+    _by_channel("q2_1c", d=2, m=2, qs=8),
+    _codebook("nuq4", 16, qs=16),
+    _codebook("nuq3", 8, qh=4, qs=8),
+    _codebook("nuq2", 4, qs=8),
+    _super_block("q2_K", 10, "iq4_nl", is_offered=True, scales=16, qs=64, d=2, dmin=2),
+    _super_block("q3_K", 11, "iq4_nl", is_offered=True, hmask=32, qs=64, scales=12, d=2),
+    _super_block("q4_K", 12, "q5_0", is_offered=True, d=2, dmin=2, scales=12, qs=128),
+    _super_block("q5_K", 13, "q5_1", is_offered=True, d=2, dmin=2, scales=12, qh=32, qs=128),
+    _super_block("q6_K", 14, "q8_0", is_offered=True, ql=128, qh=64, scales=16, d=2),
+    _super_block("iq4_xs", 23, "iq4_nl", d=2, scales_h=2, scales_l=4, qs=128),
+    _super_block("iq3_s", 21, "iq4_nl", d=2, qs=64, qh=8, signs=32, scales=4),
+    _super_block("iq3_xxs", 18, "iq4_nl", d=2, qs=64, signs=32),
+    _super_block("iq2_s", 22, "iq4_nl", d=2, qs=32, signs=32, qh=8, scales=8),
+    _super_block("iq2_xs", 17, "iq4_nl", d=2, qs=64, scales=8),
+    _super_block("iq2_xxs", 16, "iq4_nl", d=2, qs=64),
+    _super_block("iq1_m", 29, "iq4_nl", qs=32, qh=16, scales=8),
+    _super_block("iq1_s", 19, "iq4_nl", d=2, qs=32, qh=16),
+    _super_block("tq2_0", 35, "q4_0", qs=64, d=2),
+    _super_block("tq1_0", 34, "q4_0", qs=48, qh=4, d=2),
+    _format("mxfp4", 39, 32, {"e": 1, "qs": 16}),
+    _format("nvfp4", 40, 64, {"d": 4, "qs": 32}),
+)
+
+FORMATS = {fmt.name: fmt for fmt in _ALL}
+WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
+KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
+TOKEN_FORMATS = {name: fmt for name, fmt in KV_FORMATS.items() if fmt.group_tokens == 1}
+"""The types of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
+
+TYPES_LISTED = "localkv complete --help lists the types of the cache"
+
+__all__ = [
+    "FORMATS",
+    "KV_FORMATS",
+    "TOKEN_FORMATS",
+    "TYPES_LISTED",
+    "WEIGHT_FORMATS",
+    "Plane",
+    "QuantFormat",
+]

@@ -1,0 +1,45 @@
+"""q5_0: 5-bit codes and a scale, `x = d (q - 16)` (ggml's `block_q5_0`).
+
+Bits 0 to 3 of the codes are in `qs`, bit 4 of code i is bit i of `qh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localkv.quant_formats.shared.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    less,
+    pack_bits,
+    scaled,
+)
+from localkv.quant_formats.shared.cpu.page_order import SCALES, codes
+from localkv.quant_formats.shared.cpu.panel_layout import FIFTH_BITS, QS, D, planes
+from localkv.quant_formats.shared.rounding import blocks, symmetric_codes
+
+
+def decode(planes: Sequence[Bytes]) -> Floats:
+    """d (fp16), qh (32 bits), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
+    d, qh, qs = planes
+    codes = bit_fields(qs, n_bits=4, run=16) | (bit_fields(qh, n_bits=1, run=1) << 4)
+    return scaled(less(codes, 16), half(d))
+
+
+def encode(x: Floats) -> tuple[Bytes, ...]:
+    """float32 [..., n] -> d, qh, qs (ggml's `quantize_row_q5_0_ref`)."""
+    d, codes = symmetric_codes(blocks(x, 32), n_bits=5)
+    qh = pack_bits(codes >> 4, n_bits=1, run=1)
+    return half_bytes(d), qh, pack_bits(codes & 15, n_bits=4, run=16)
+
+
+# how the CPU lays it out; see `shared/cpu`
+BLOCK = 32
+SCALED = True
+AFFINE = False
+PLANES = (SCALES, codes(1, rows=2, unit_items=2), codes(8))
+OFFSET = 16
+LAYOUT = planes("q5_0", QS, FIFTH_BITS, D)

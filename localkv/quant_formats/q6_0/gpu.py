@@ -1,0 +1,57 @@
+"""q6_0: 6-bit codes less 32 and a scale; planes d, qh, qs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.shared.gpu.low_bit_rows import lanes, load_two_bit_words, pack_two_bits
+from localkv.quant_formats.shared.gpu.rows import (
+    F16_LIMIT,
+    as_f16,
+    fitted_scale,
+    in_blocks,
+    largest_magnitude,
+    limited_numbers,
+    load_rows,
+    load_scales,
+    nibble_columns,
+    pack_nibbles,
+    repeat,
+    scale_and_inverse,
+    store_rows,
+    truncated,
+)
+from localkv.triton_primitives.bit_fields import unpack_bit_field_of_words
+from localkv.triton_primitives.fence import fence
+
+PRODUCT = "fp16"
+columns = nibble_columns
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    rows: tl.constexpr = valid.shape[0]
+    qs = load_rows(planes[2], first_row, rows, 0, WIDTH // 2, HEAD_DIM // 2)
+    above = load_two_bit_words(planes[1], first_row, rows, HEAD_DIM, WIDTH)
+    lane = lanes(WIDTH)
+    low = unpack_bit_field_of_words(qs, above, lane, 0, 4, 0, 2, 32, PTX)
+    high = unpack_bit_field_of_words(qs, above, lane, 4, 4, 2, 2, 32, PTX)
+    d = repeat(load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 32), 16)
+    return fence(low * d, PTX), fence(high * d, PTX)
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    x = limited_numbers(in_blocks(x), 32 * F16_LIMIT)
+    extreme, has_nan = largest_magnitude(x)
+    d, inverse = scale_and_inverse(extreme, has_nan, -32.0)
+    y = x * inverse[:, :, None]
+    codes = truncated(y + 32.5, 0, 63)
+    q = codes.to(tl.float32) - 32.0
+    d = fitted_scale(y * y * x * q, y * y * q * q, d)
+    store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
+    store_rows(planes[1], rows, valid, pack_two_bits(codes >> 4), HEAD_DIM // 4)
+    store_rows(planes[2], rows, valid, pack_nibbles(codes), HEAD_DIM // 2)
