@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int64
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,35 +82,76 @@ def test_parameters_are_part_of_the_name() -> None:
     assert len(names | {KernelSource("attention/tiles").name}) == 3
 
 
-def localkv_imports(path: Path) -> Iterator[Path]:
-    """The files of the package that a file imports when it runs."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("localkv"):
-            for name in (node.module, *(f"{node.module}.{item.name}" for item in node.names)):
-                module = kernel_source.PACKAGE.joinpath(*name.split(".")[1:])
-                files = (module.with_suffix(".py"), module / "__init__.py")
-                yield from (file for file in files if file.exists())
+def templates() -> list[str]:
+    folder = kernel_source.PACKAGE / "kernels/cpu"
+    paths = [path for path in folder.rglob("*.py") if "\n@cfunc" in path.read_text()]
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
 
 
-def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
-    package = kernel_source.PACKAGE
-    known = {path for pattern in kernel_source._BUILT_ON for path in package.glob(pattern)}
-    templates = [p for p in (package / "kernels/cpu").rglob("*.py") if "\n@cfunc" in p.read_text()]
-    found, todo = (
-        set[Path](),
-        [
-            *templates,
-            *package.glob("quant_formats/*/cpu.py"),
-            *package.glob("quant_formats/*/__init__.py"),
-        ],
+def module_path(name: str) -> Path:
+    path = kernel_source.PACKAGE.joinpath(*name.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def localkv_imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a file imports when it runs, as Python's parser finds them."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names if item.name.startswith("localkv"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("localkv"):
+            yield str(node.module)
+            names = (f"{node.module}.{item.name}" for item in node.names)
+            yield from (name for name in names if module_path(name).exists())
+
+
+def test_what_a_template_imports_is_found_as_python_would() -> None:
+    names = [f"localkv.kernels.cpu.{name.replace('/', '.')}" for name in templates()]
+    found = kernel_source.built_on(*names, kernel_source.COMPILER)
+    assert len(names) > 9
+    assert {*names, "localkv.simd.memory", "localkv.formats.base"} <= set(found)
+    assert set(kernel_source._named("formats", "cpu")) <= set(found)
+    for name in found:
+        path = module_path(name)
+        assert set(kernel_source.imported(path.read_text())) >= set(localkv_imports(path)), name
+        if name not in kernel_source.BY_NAME:
+            assert "import_module" not in path.read_text(), name
+
+
+def test_the_name_of_machine_code_follows_all_that_it_is_built_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file that a template imports is changed: the template's name changes, and no other's."""
+    name = "attention/score"
+    foundation = kernel_source._foundation.__wrapped__
+    known = foundation(name)
+    read = kernel_source._read
+    found = kernel_source.built_on(f"localkv.kernels.cpu.{name.replace('/', '.')}")
+    assert len(found) > 9
+    for changed in found:
+
+        def other(module: str, changed: str = changed) -> Any:
+            was = read(module)
+            return was and (replace(was, digest=b"other") if module == changed else was)
+
+        monkeypatch.setattr(kernel_source, "_read", other)
+        assert foundation(name) != known, changed
+        monkeypatch.setattr(kernel_source, "_read", read)
+    assert foundation(name) == known
+    assert "localkv.kernels.cpu.attention.score" not in kernel_source.built_on(
+        "localkv.kernels.cpu.jit.helpers", kernel_source.COMPILER
     )
-    while todo:
-        new = set(localkv_imports(todo.pop())) - found
-        found |= new
-        todo += new
-    assert len(templates) > 9
-    assert sorted(path.relative_to(package) for path in found - known) == []
+
+
+def test_a_changed_file_has_another_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_source, "PACKAGE", tmp_path)
+    read = kernel_source._read.__wrapped__
+    path = tmp_path / "simd" / "memory.py"
+    path.parent.mkdir()
+    path.write_text("ONE = 1\n")
+    before = read("localkv.simd.memory")
+    path.write_text("ONE = 2\n")
+    assert read("localkv.simd.memory").digest != before.digest
+    assert read("localkv.simd.none") is None
 
 
 def test_code_that_lacks_a_symbol_is_not_linked() -> None:
@@ -366,7 +408,7 @@ import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
 heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
-heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.quant_formats.iq1_s")
+heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.formats.iq1_s")
 print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
