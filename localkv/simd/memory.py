@@ -6,13 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import njit
 from numba.core import types
 from numba.core.errors import RequireLiteralValue
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import CONVERTS_HALF
-from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+from localkv.simd.kinds import (
+    Address,
+    Args,
+    Builder,
+    Intrinsic,
+    Kind,
+    Signature,
+    Target,
+    Typing,
+    Value,
+)
 from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
     F32x16,
@@ -361,3 +372,17 @@ def get_i64s(typing: Typing, base: Kind, n: Kind) -> Intrinsic:
         return out
 
     return UniTuple(types.int64, length)(base, n), generate
+
+
+def reader(kind: type[tuple[Any, ...]]) -> Any:
+    """A compiled function that reads named tuples of int64 of a kind, such as a worker's job.
+
+    `read(address)` reads one, `read(address, index)` one of those that lie one after the other.
+    """
+    n_items = len(kind._fields)  # type: ignore[attr-defined]  # there is no type of named tuples
+
+    @njit
+    def read(address: Address, index: int = 0) -> Any:
+        return kind(*get_i64s(address + 8 * n_items * index, n_items))
+
+    return read

@@ -94,7 +94,7 @@ def module_path(name: str) -> Path:
 
 
 def localkv_imports(path: Path) -> Iterator[str]:
-    """The modules of the package that a file imports when it runs, as Python's parser finds them."""
+    """The modules of the package that a file imports when it runs, as its syntax tree has them."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (item.name for item in node.names if item.name.startswith("localkv"))
@@ -108,8 +108,8 @@ def test_what_a_template_imports_is_found_as_python_would() -> None:
     names = [f"localkv.kernels.cpu.{name.replace('/', '.')}" for name in templates()]
     found = kernel_source.built_on(*names, kernel_source.COMPILER)
     assert len(names) > 9
-    assert {*names, "localkv.simd.memory", "localkv.formats.base"} <= set(found)
-    assert set(kernel_source._named("formats", "cpu")) <= set(found)
+    assert {*names, "localkv.simd.memory", "localkv.quant_formats.base"} <= set(found)
+    assert set(kernel_source._named("quant_formats", "cpu")) <= set(found)
     for name in found:
         path = module_path(name)
         assert set(kernel_source.imported(path.read_text())) >= set(localkv_imports(path)), name
@@ -408,7 +408,7 @@ import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
 heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
-heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.formats.iq1_s")
+heavy += ("asyncio", "localkv.engine.batch_engine", "localkv.quant_formats.iq1_s")
 print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

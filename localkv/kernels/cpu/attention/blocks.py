@@ -18,18 +18,12 @@ from localkv.kernels.cpu.attention.queries import (
     row_index,
     softcap_of,
 )
-from localkv.kernels.cpu.attention.read_job import (
-    end_visible,
-    first_visible,
-    read_block,
-    read_job,
-    regions,
-)
+from localkv.kernels.cpu.attention.read_job import end_visible, first_visible, read_block, regions
 from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
 from localkv.simd.kinds import Address, Count
 from localkv.simd.lanes import LANES
-from localkv.simd.memory import call_address, get_f32, get_i64, take_next
+from localkv.simd.memory import call_address, get_f32, get_i64, reader, take_next
 from localkv.simd.vector_tuple import (
     fma_grid,
     load_grid,
@@ -38,6 +32,8 @@ from localkv.simd.vector_tuple import (
     store_tuple,
     zeros_f32,
 )
+
+read_job = reader(Job)
 
 block_scratch = njit(block_scratch)
 STEP = TILE_VECTORS * LANES

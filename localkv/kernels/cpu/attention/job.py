@@ -119,7 +119,5 @@ class Block(NamedTuple):
     table: int
 
 
-JOB_ITEMS, SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (
-    len(kind._fields) for kind in (Job, Sequence, Chunk, Block)
-)
+SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (len(kind._fields) for kind in (Sequence, Chunk, Block))
 SOFTMAX_SCALE, SOFTCAP = (Job._fields.index(name) for name in ("softmax_scale", "softcap"))

@@ -72,7 +72,5 @@ class LatentPiece(NamedTuple):
     end: int
 
 
-JOB_ITEMS, BLOCK_ITEMS, PIECE_ITEMS = (
-    len(kind._fields) for kind in (LatentJob, LatentBlock, LatentPiece)
-)
+BLOCK_ITEMS, PIECE_ITEMS = len(LatentBlock._fields), len(LatentPiece._fields)
 SOFTMAX_SCALE, SOFTCAP = (LatentJob._fields.index(name) for name in ("softmax_scale", "softcap"))

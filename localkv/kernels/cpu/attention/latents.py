@@ -15,9 +15,6 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import TILE_VECTORS
 from localkv.kernels.cpu.attention.latent_job import (
-    BLOCK_ITEMS,
-    JOB_ITEMS,
-    PIECE_ITEMS,
     SOFTCAP,
     SOFTMAX_SCALE,
     LatentBlock,
@@ -47,9 +44,9 @@ from localkv.simd.memory import (
     call_address,
     get_f32,
     get_i64,
-    get_i64s,
     load_f32,
     put_f32,
+    reader,
     store_f32,
     take_next,
 )
@@ -69,6 +66,7 @@ SUMS = TILE_VECTORS * TILE_ROWS
 WORDS = 4
 """Words of a row that are transposed at a time."""
 latent_scratch, part_floats = njit(latent_scratch), njit(part_floats)
+read_job, read_block, read_piece = reader(LatentJob), reader(LatentBlock), reader(LatentPiece)
 
 
 @njit
@@ -261,14 +259,14 @@ def merge_parts(job: LatentJob, block: LatentBlock) -> None:
 
 @cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Address, thread: Count) -> None:
-    job = LatentJob(*get_i64s(address, JOB_ITEMS))
+    job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
     while True:
         index = take_next(address)
         if index >= job.n_pieces:
             break
-        piece = LatentPiece(*get_i64s(job.pieces + index * PIECE_ITEMS * 8, PIECE_ITEMS))
-        block = LatentBlock(*get_i64s(job.blocks + piece.block * BLOCK_ITEMS * 8, BLOCK_ITEMS))
+        piece = read_piece(job.pieces, index)
+        block = read_block(job.blocks, piece.block)
         attend_part(address, job, block, piece, scratch)
         if block.n_parts > 1:
             done = take_next(job.done + piece.block * 8)

@@ -6,13 +6,9 @@ from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
-    BLOCK_ITEMS,
-    CHUNK_ITEMS,
-    JOB_ITEMS,
     OF_HEAD,
     OF_PAGE,
     PLANE,
-    SEQUENCE_ITEMS,
     Block,
     Chunk,
     Job,
@@ -20,30 +16,13 @@ from localkv.kernels.cpu.attention.job import (
 )
 from localkv.kernels.cpu.attention.weigh_digits import CHUNK
 from localkv.simd.kinds import Address, Addresses
-from localkv.simd.memory import get_i64, get_i64s
+from localkv.simd.memory import get_i64, reader
 
 CODEBOOK = 5
 """Where a table of planes has the codebook, the same for all pages."""
 
 
-@njit
-def read_job(address: Address) -> Job:
-    return Job(*get_i64s(address, JOB_ITEMS))
-
-
-@njit
-def read_sequence(table: Address, index: int) -> Sequence:
-    return Sequence(*get_i64s(table + index * SEQUENCE_ITEMS * 8, SEQUENCE_ITEMS))
-
-
-@njit
-def read_chunk(table: Address, index: int) -> Chunk:
-    return Chunk(*get_i64s(table + index * CHUNK_ITEMS * 8, CHUNK_ITEMS))
-
-
-@njit
-def read_block(table: Address, index: int) -> Block:
-    return Block(*get_i64s(table + index * BLOCK_ITEMS * 8, BLOCK_ITEMS))
+read_sequence, read_chunk, read_block = reader(Sequence), reader(Chunk), reader(Block)
 
 
 @njit

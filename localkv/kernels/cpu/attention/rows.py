@@ -24,7 +24,6 @@ from localkv.kernels.cpu.attention.read_job import (
     end_visible,
     first_visible,
     read_chunk,
-    read_job,
     read_sequence,
     region,
     regions,
@@ -52,9 +51,12 @@ from localkv.simd.memory import (
     load_f32,
     prefetch,
     put_f32,
+    reader,
     store_f32,
     take_next,
 )
+
+read_job = reader(Job)
 
 row_scratch, part_result = njit(row_scratch), njit(part_result)
 GROUPS = PAGE_TOKENS // LANES

@@ -31,7 +31,6 @@ from localkv.kernels.cpu.attention.read_job import (
     end_visible,
     first_visible,
     read_chunk,
-    read_job,
     read_sequence,
     regions,
     rows_seen,
@@ -56,6 +55,7 @@ from localkv.simd.memory import (
     get_i64,
     load_f32,
     put_f32,
+    reader,
     store_f32,
     take_next,
 )
@@ -68,6 +68,8 @@ from localkv.simd.vector_tuple import (
     store_tuple,
     zeros_f32,
 )
+
+read_job = reader(Job)
 
 run_block_scratch, part_result = njit(run_block_scratch), njit(part_result)
 ROWS = TILE_ROWS // 2

@@ -43,9 +43,9 @@ _IMPORT = re.compile(r"\nfrom (localkv[\w.]*) import (\([^)]*\)|[^\n]*)|\nimport
 """An import at the start of a line, which runs with the module; tests compare what this finds with
 Python's own parser, which takes 30 times as long."""
 COMPILER = "localkv.kernels.cpu.jit.compiler"
-BY_NAME = {"localkv.formats.base": ("formats", "cpu")}
-"""Modules that import others by a name that they make up: those of each folder of a folder whose
-names begin with a word."""
+BY_NAME = {"localkv.quant_formats.base": ("quant_formats", "cpu")}
+"""Modules that import others by a name that they make up: the packages in a folder, and the modules
+of these whose names begin with a word."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,12 @@ def imported(source: str) -> list[str]:
 
 
 def _named(folder: str, prefix: str) -> list[str]:
-    """The modules in each folder below `folder` whose names begin with `prefix`."""
+    """The packages in `folder`, and the modules in each whose names begin with `prefix`."""
     names = list[str]()
     with os.scandir(PACKAGE / folder) as entries:
         for entry in entries:
             if entry.is_dir() and entry.name != "__pycache__":
+                names.append(f"localkv.{folder}.{entry.name}")
                 names += [
                     f"localkv.{folder}.{entry.name}.{file_name.removesuffix('.py')}"
                     for file_name in os.listdir(entry.path)

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.read_activation_job import read_activation_job
+from localkv.kernels.cpu.linear.activation_job import ActivationJob
 from localkv.simd.arithmetic import (
     add,
     div,
@@ -26,7 +26,9 @@ from localkv.simd.arithmetic import (
     zero_f32,
 )
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, load_f32, store_f32, take_next
+from localkv.simd.memory import get_f32, load_f32, reader, store_f32, take_next
+
+read_activation_job = reader(ActivationJob)
 
 ACTIVATION = parameter("ACTIVATION", "relu")
 GATED = parameter("GATED", False)

@@ -187,11 +187,3 @@ class RopeJob(NamedTuple):
     weight_stride: Item = 0
     centred: Item = 0
     norm_last: Item = 0
-
-
-NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS = (
-    len(kind._fields) for kind in (NormJob, GateJob, ActivationJob, ResidualJob)
-)
-SPLIT_ITEMS, SINK_ITEMS, MERGE_ITEMS, ROPE_ITEMS = (
-    len(kind._fields) for kind in (SplitJob, SinkJob, MergeJob, RopeJob)
-)

@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
+from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.linear.norm_row import centred_row, norm_row
-from localkv.kernels.cpu.linear.read_activation_job import (
-    read_gate_job,
-    read_norm_job,
-    read_rope_job,
-)
 from localkv.kernels.cpu.linear.turn_row import turn_row
 from localkv.simd.arithmetic import (
     add,
@@ -33,9 +29,14 @@ from localkv.simd.memory import (
     get_f32,
     load_f32,
     put_f32,
+    reader,
     store_f32,
     take_next,
 )
+
+read_gate_job = reader(GateJob)
+read_norm_job = reader(NormJob)
+read_rope_job = reader(RopeJob)
 
 PART = 1024
 """Values of a piece of work where rows do not matter."""

@@ -10,9 +10,8 @@ from numba import cfunc
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.job import BFLOAT_BLOCK_BYTES, PART_BLOCKS
+from localkv.kernels.cpu.linear.job import BFLOAT_BLOCK_BYTES, PART_BLOCKS, PackJob
 from localkv.kernels.cpu.linear.packing import F32X16, as_address, index_of, pointer_at, store_at
-from localkv.kernels.cpu.linear.read_job import read_pack_job
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
 from localkv.simd.bfloat_dots import rounded_to_bfloats
 from localkv.simd.kinds import (
@@ -28,8 +27,10 @@ from localkv.simd.kinds import (
     Value,
 )
 from localkv.simd.lanes import LANES
-from localkv.simd.memory import take_next
+from localkv.simd.memory import reader, take_next
 from localkv.simd.vector import call, constant, f32, i32, i64, lanes_of, splat
+
+read_pack_job = reader(PackJob)
 
 
 def _columns(b: Builder, x: Value, n_in: Value, first: Value) -> Value:

@@ -45,6 +45,3 @@ class RecordJob(NamedTuple):
     record_bytes: int
     n_planes: int
     table: int
-
-
-EMBEDDING_ITEMS = len(EmbeddingJob._fields)

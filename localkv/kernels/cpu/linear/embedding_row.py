@@ -12,7 +12,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.embedding_job import EMBEDDING_ITEMS, EmbeddingJob, RecordJob
+from localkv.kernels.cpu.linear.embedding_job import EmbeddingJob, RecordJob
 from localkv.kernels.cpu.linear.packing import F32X16, I32X16, as_address, store_at
 from localkv.kernels.cpu.linear.tiles import opaque
 from localkv.kernels.cpu.linear.units import lay_panel
@@ -30,10 +30,12 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
-from localkv.simd.memory import get_f32, get_i64s, put_f32
+from localkv.simd.memory import get_f32, put_f32, reader
 from localkv.simd.vector import constant, i32, lanes_of, splat
 
 KIND = parameter("FORMAT", "q4_0")
+
+read_embedding_job = reader(EmbeddingJob)
 
 
 def _first_lane(b: Builder, x: Value) -> Value:
@@ -74,7 +76,7 @@ def decode_record(typing: Typing, record: Kind, out: Kind) -> Intrinsic:
 @cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Address, thread: Count) -> None:
     """Decode a row (`EmbeddingJob`)."""
-    job = EmbeddingJob(*get_i64s(address, EMBEDDING_ITEMS))
+    job = read_embedding_job(address)
     factor = get_f32(job.scale, 0)
     record_bytes = job.record_blocks * job.block_bytes
     for first in range(0, job.n_in, job.record_values):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.read_job import read_fill_job
+from localkv.kernels.cpu.linear.job import FillJob
 from localkv.kernels.cpu.linear.units import lay_panel
 from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import take_next
+from localkv.simd.memory import reader, take_next
+
+read_fill_job = reader(FillJob)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

@@ -7,7 +7,6 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.linear.guess_job import (
-    GUESS_ITEMS,
     IS_OVER,
     N_EVALUATED,
     N_GUESSED,
@@ -19,11 +18,13 @@ from localkv.simd.memory import (
     call_address,
     get_f32,
     get_i64,
-    get_i64s,
     load_f32,
     put_f32,
     put_i64,
+    reader,
 )
+
+read_guess_job = reader(GuessJob)
 
 
 @njit
@@ -59,7 +60,7 @@ def share(x: Address, n: Count, index: Count) -> np.float32:
 @cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Address, thread: Count) -> None:
     """A token was evaluated: what comes next (`GuessJob`)."""
-    job = GuessJob(*get_i64s(address, GUESS_ITEMS))
+    job = read_guess_job(address)
     n_evaluated = job.n_evaluated + 1
     put_i64(address, N_EVALUATED, n_evaluated)
     if n_evaluated < job.n_given:

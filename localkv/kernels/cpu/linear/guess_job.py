@@ -59,7 +59,6 @@ class GuessJob(NamedTuple):
     turns: int
 
 
-GUESS_ITEMS = len(GuessJob._fields)
 IS_OVER, N_EVALUATED, N_GUESSED = (
     GuessJob._fields.index(name) for name in ("is_over", "n_evaluated", "n_guessed")
 )

@@ -51,6 +51,3 @@ class HeadJob(NamedTuple):
     panel_bytes: Item = 0
     scratch: Item = 0
     scratch_bytes: Item = 0
-
-
-HEAD_ITEMS = len(HeadJob._fields)

@@ -161,6 +161,6 @@ class PlaneJob(NamedTuple):
     change: int
 
 
-PACK_ITEMS, MULTIPLY_ITEMS, MATRIX_ITEMS, FILL_ITEMS, PLANE_ITEMS = (
-    len(kind._fields) for kind in (PackJob, MultiplyJob, MatrixJob, FillJob, PlaneJob)
+PACK_ITEMS, MULTIPLY_ITEMS, MATRIX_ITEMS = (
+    len(kind._fields) for kind in (PackJob, MultiplyJob, MatrixJob)
 )

@@ -36,7 +36,6 @@ class LateJob(NamedTuple):
     n_laid: int = 0
 
 
-LATE_ITEMS = len(LateJob._fields)
 N_LAID = LateJob._fields.index("n_laid")
 
 assert 8 * (MULTIPLY_ITEMS + MATRIX_ITEMS) <= PART_BYTES

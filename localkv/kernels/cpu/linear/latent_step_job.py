@@ -62,8 +62,3 @@ class LatentQueriesJob(NamedTuple):
     neighbours: Item = 0
     cos: Item = 0
     sin: Item = 0
-
-
-LATENT_ROWS_ITEMS, LATENT_QUERIES_ITEMS = (
-    len(kind._fields) for kind in (LatentRowsJob, LatentQueriesJob)
-)

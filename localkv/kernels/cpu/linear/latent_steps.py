@@ -10,25 +10,15 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.linear.latent_step_job import (
-    LATENT_QUERIES_ITEMS,
-    LATENT_ROWS_ITEMS,
     LatentQueriesJob,
     LatentRowsJob,
 )
 from localkv.kernels.cpu.linear.norm_row import norm_row
 from localkv.kernels.cpu.linear.turn_row import turn_row
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, get_i64s, put_f32, take_next
+from localkv.simd.memory import get_f32, put_f32, reader, take_next
 
-
-@njit
-def read_rows_job(address: Address) -> Any:
-    return LatentRowsJob(*get_i64s(address, LATENT_ROWS_ITEMS))
-
-
-@njit
-def read_queries_job(address: Address) -> Any:
-    return LatentQueriesJob(*get_i64s(address, LATENT_QUERIES_ITEMS))
+read_rows_job, read_queries_job = reader(LatentRowsJob), reader(LatentQueriesJob)
 
 
 @njit

@@ -17,17 +17,12 @@ from localkv.kernels.cpu.linear.job import (
     IN_PLACE_FORMATS,
     MAX_TILE,
     PART_BLOCKS,
+    MultiplyJob,
+    PackJob,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.pair_tiles import PAIR_FORMATS, multiply_pair
-from localkv.kernels.cpu.linear.read_job import (
-    find_chunk,
-    read_matrix,
-    read_multiply_job,
-    read_pack_job,
-    tile_size,
-    tile_start,
-)
+from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix, tile_size, tile_start
 from localkv.kernels.cpu.linear.row_tiles import stack_memory
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.kernels.cpu.linear.unpacked import (
@@ -43,7 +38,10 @@ from localkv.kernels.cpu.linear.unpacked import (
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, put_f32, take_next
+from localkv.simd.memory import get_f32, put_f32, reader, take_next
+
+read_multiply_job = reader(MultiplyJob)
+read_pack_job = reader(PackJob)
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS

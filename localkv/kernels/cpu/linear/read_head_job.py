@@ -6,14 +6,7 @@ from typing import Any
 
 from numba import njit
 
-from localkv.kernels.cpu.linear.head_job import HEAD_ITEMS, HeadJob
-from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_i64s
-
-
-@njit
-def read_head_job(address: Address) -> Any:
-    return HeadJob(*get_i64s(address, HEAD_ITEMS))
+from localkv.simd.kinds import Count
 
 
 @njit

@@ -10,47 +10,22 @@ from typing import Any
 from numba import njit
 
 from localkv.kernels.cpu.linear.job import (
-    FILL_ITEMS,
-    MATRIX_ITEMS,
     MAX_TILE,
     MULTIPLY_ITEMS,
-    PACK_ITEMS,
-    PLANE_ITEMS,
-    FillJob,
     MatrixJob,
-    MultiplyJob,
-    PackJob,
     PlaneJob,
 )
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_i64s, put_i64
+from localkv.simd.memory import put_i64, reader
 
-
-@njit
-def read_pack_job(address: Address) -> Any:
-    return PackJob(*get_i64s(address, PACK_ITEMS))
-
-
-@njit
-def read_multiply_job(address: Address) -> Any:
-    return MultiplyJob(*get_i64s(address, MULTIPLY_ITEMS))
-
-
-@njit
-def read_fill_job(address: Address) -> Any:
-    return FillJob(*get_i64s(address, FILL_ITEMS))
-
-
-@njit
-def read_plane(table: Address, index: int) -> Any:
-    return PlaneJob(*get_i64s(table + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
+read_plane = reader(PlaneJob)
+_read_matrix = reader(MatrixJob)
 
 
 @njit
 def read_matrix(address: Address, index: int) -> Any:
     """Matrix `index` of the multiplier's job at an address."""
-    matrices = address + 8 * MULTIPLY_ITEMS
-    return MatrixJob(*get_i64s(matrices + 8 * MATRIX_ITEMS * index, MATRIX_ITEMS))
+    return _read_matrix(address + 8 * MULTIPLY_ITEMS, index)
 
 
 @njit

@@ -12,12 +12,20 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.job import BFLOAT_PAIRS, CHUNK_ROWS, MAX_TILE_TOKENS, TILE_ROWS
-from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix, read_multiply_job
+from localkv.kernels.cpu.linear.job import (
+    BFLOAT_PAIRS,
+    CHUNK_ROWS,
+    MAX_TILE_TOKENS,
+    TILE_ROWS,
+    MultiplyJob,
+)
+from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix
 from localkv.kernels.cpu.linear.row_tiles import SUM_BYTES, add_piece, put_tile, stack_memory
 from localkv.kernels.cpu.linear.rows import multiply_rows, row_dots
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import take_next
+from localkv.simd.memory import reader, take_next
+
+read_multiply_job = reader(MultiplyJob)
 
 KIND = parameter("FORMAT", "f16")
 """Or BFLOAT_PAIRS."""

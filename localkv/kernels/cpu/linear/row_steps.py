@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.read_activation_job import (
-    read_activation_job,
-    read_merge_job,
-    read_sink_job,
-)
+from localkv.kernels.cpu.linear.activation_job import ActivationJob, MergeJob, SinkJob
 from localkv.simd.arithmetic import add, div, exp, f32x16, maximum, mul, sub
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32, take_next
+from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next
+
+read_activation_job = reader(ActivationJob)
+read_merge_job = reader(MergeJob)
+read_sink_job = reader(SinkJob)
 
 
 @njit

@@ -17,22 +17,28 @@ from localkv.kernels.cpu.linear.job import (
     MultiplyJob,
     PackJob,
 )
-from localkv.kernels.cpu.linear.read_job import (
-    put_job,
-    read_matrix,
-    read_multiply_job,
-    read_pack_job,
-)
-from localkv.kernels.cpu.moe.job import GROUP_ITEMS, PLAN_ITEMS, STEP_ITEMS
-from localkv.kernels.cpu.moe.read_job import (
-    read_each_job,
-    read_group,
-    read_group_job,
-    read_plan_job,
-    read_step,
+from localkv.kernels.cpu.linear.read_job import put_job, read_matrix
+from localkv.kernels.cpu.moe.job import (
+    GROUP_ITEMS,
+    PLAN_ITEMS,
+    STEP_ITEMS,
+    EachJob,
+    Group,
+    GroupJob,
+    PlanJob,
+    StackStep,
 )
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import call_address, get_i64, put_i64
+from localkv.simd.memory import call_address, get_i64, put_i64, reader
+
+read_group = reader(Group)
+read_each_job = reader(EachJob)
+read_group_job = reader(GroupJob)
+read_plan_job = reader(PlanJob)
+read_step = reader(StackStep)
+
+read_multiply_job = reader(MultiplyJob)
+read_pack_job = reader(PackJob)
 
 
 @cfunc("void(int64, int64)")
@@ -75,7 +81,7 @@ def plan(address: Address, thread: Count) -> None:
     multiply = read_multiply_job(multiply_address)
     steps = multiply_address + 8 * (MULTIPLY_ITEMS + multiply.n_matrices * MATRIX_ITEMS)
     for index in range(get_i64(job.groups, 0)):
-        expert, first, n = read_group(job.groups, index)
+        expert, first, n = read_group(job.groups + 8, index)
         packed = pack.packed + first * job.row_bytes
         x = pack.x + first * job.x_bytes
         at = put_job(

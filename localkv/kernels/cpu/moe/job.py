@@ -51,6 +51,14 @@ class RouteJob(NamedTuple):
     weights: Item
 
 
+class Group(NamedTuple):
+    """A group of rows of one expert, as the table of groups has it: the rows' first, how many."""
+
+    expert: int
+    first: int
+    n_rows: int
+
+
 class GroupJob(NamedTuple):
     """Pairs to be put in the order of their experts.
 
@@ -247,35 +255,8 @@ class CombineJob(NamedTuple):
     out: Item
 
 
-(
-    ROUTE_ITEMS,
-    GROUP_JOB_ITEMS,
-    PLAN_ITEMS,
-    STEP_ITEMS,
-    EACH_ITEMS,
-    PACK_TOKENS_ITEMS,
-    GATHER_ITEMS,
-    COPY_ITEMS,
-    HALVE_ITEMS,
-    COMBINE_ITEMS,
-) = (
-    len(kind._fields)
-    for kind in (
-        RouteJob,
-        GroupJob,
-        PlanJob,
-        StackStep,
-        EachJob,
-        PackTokensJob,
-        GatherJob,
-        CopyJob,
-        HalveJob,
-        CombineJob,
-    )
-)
-
-GROUP_ITEMS = 3
-"""Of one group in the table."""
+PLAN_ITEMS, STEP_ITEMS = len(PlanJob._fields), len(StackStep._fields)
+GROUP_ITEMS = len(Group._fields)
 
 PACK_BYTES = 64
 """Of a thread's `PackJob`: a line of the cache."""

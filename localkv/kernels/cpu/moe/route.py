@@ -11,8 +11,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.moe.job import whole_lines
-from localkv.kernels.cpu.moe.read_job import read_route_job
+from localkv.kernels.cpu.moe.job import RouteJob, whole_lines
 from localkv.simd.arithmetic import (
     add,
     div,
@@ -29,7 +28,18 @@ from localkv.simd.arithmetic import (
 from localkv.simd.exponential import exp2
 from localkv.simd.kinds import Address, Count
 from localkv.simd.logarithm import log1p, sqrt
-from localkv.simd.memory import get_f32, get_i64, load_f32, put_f32, put_i64, store_f32, take_next
+from localkv.simd.memory import (
+    get_f32,
+    get_i64,
+    load_f32,
+    put_f32,
+    put_i64,
+    reader,
+    store_f32,
+    take_next,
+)
+
+read_route_job = reader(RouteJob)
 
 GATING = parameter("GATING", "softmax")
 MIN_WEIGHT_SUM = np.float32(2.0**-14)

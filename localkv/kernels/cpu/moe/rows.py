@@ -9,14 +9,15 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
-from localkv.kernels.cpu.moe.job import COMBINED, PACK_BYTES
-from localkv.kernels.cpu.moe.read_job import (
-    read_combine_job,
-    read_copy_job,
-    read_gather_job,
-    read_group,
-    read_halve_job,
-    read_pack_tokens_job,
+from localkv.kernels.cpu.moe.job import (
+    COMBINED,
+    PACK_BYTES,
+    CombineJob,
+    CopyJob,
+    GatherJob,
+    Group,
+    HalveJob,
+    PackTokensJob,
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
 from localkv.simd.arithmetic import add, div, exp, f32x16, fma, mul, sum_lanes, zero_f32
@@ -30,9 +31,17 @@ from localkv.simd.memory import (
     load_f32,
     put_i32,
     put_i64,
+    reader,
     store_f32,
     take_next,
 )
+
+read_group = reader(Group)
+read_combine_job = reader(CombineJob)
+read_copy_job = reader(CopyJob)
+read_gather_job = reader(GatherJob)
+read_halve_job = reader(HalveJob)
+read_pack_tokens_job = reader(PackTokensJob)
 
 WORDS = ACTIVATION_BLOCK_BYTES // 4
 """Of a packed block of one token."""
@@ -75,7 +84,7 @@ def gather(address: Address, thread: Count) -> None:
         row = take_next(address)
         if row >= job.n_rows:
             break
-        _, first, n = read_group(job.groups, get_i64(job.group_of, row))
+        _, first, n = read_group(job.groups + 8, get_i64(job.group_of, row))
         if n == 1:
             continue
         token = get_i64(job.pairs, row) // job.n_used

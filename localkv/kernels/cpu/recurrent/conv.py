@@ -12,7 +12,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.recurrent.read_job import read_conv_job, read_gated_conv_job
+from localkv.kernels.cpu.recurrent.job import ConvJob, GatedConvJob
 from localkv.simd.arithmetic import (
     add,
     div,
@@ -26,7 +26,10 @@ from localkv.simd.arithmetic import (
     zero_f32,
 )
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, store_f32, take_next
+from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, reader, store_f32, take_next
+
+read_conv_job = reader(ConvJob)
+read_gated_conv_job = reader(GatedConvJob)
 
 KERNEL = parameter("KERNEL", 4)
 ROWS = KERNEL - 1

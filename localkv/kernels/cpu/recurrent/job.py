@@ -146,8 +146,3 @@ class OutputJob(NamedTuple):
     skipped: Item = 0
     skipped_stride: Item = 0
     d: Item = 0
-
-
-CONV_ITEMS, GATED_CONV_ITEMS, SCAN_ITEMS, OUTPUT_ITEMS = (
-    len(kind._fields) for kind in (ConvJob, GatedConvJob, ScanJob, OutputJob)
-)

@@ -14,11 +14,13 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.recurrent.read_job import read_scan_job
+from localkv.kernels.cpu.recurrent.job import ScanJob
 from localkv.simd.arithmetic import f32x16, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, store_f32, take_next
+from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, reader, store_f32, take_next
 from localkv.simd.vector_tuple import fma_grid, load_tuple, mul_add_all, store_tuple, zeros_f32
+
+read_scan_job = reader(ScanJob)
 
 PREDICTS = parameter("PREDICTS", True)
 VECTORS = parameter("VECTORS", 4)

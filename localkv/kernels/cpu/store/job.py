@@ -103,6 +103,4 @@ class RotateJob(NamedTuple):
     out: Item
 
 
-STORE_ITEMS, GROUP_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
-    len(kind._fields) for kind in (StoreJob, GroupJob, PlaneJob, RotateJob)
-)
+STORE_ITEMS, GROUP_ITEMS = len(StoreJob._fields), len(GroupJob._fields)

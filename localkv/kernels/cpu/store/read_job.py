@@ -7,38 +7,11 @@ from typing import Any
 from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.store.job import (
-    GROUP_ITEMS,
-    PLANE_ITEMS,
-    ROTATE_ITEMS,
-    STORE_ITEMS,
-    GroupJob,
-    PlaneJob,
-    RotateJob,
-    StoreJob,
-)
+from localkv.kernels.cpu.store.job import PlaneJob
 from localkv.simd.kinds import Address
-from localkv.simd.memory import get_i64s
+from localkv.simd.memory import reader
 
-
-@njit
-def read_store_job(address: Address) -> Any:
-    return StoreJob(*get_i64s(address, STORE_ITEMS))
-
-
-@njit
-def read_group_job(address: Address) -> Any:
-    return GroupJob(*get_i64s(address, GROUP_ITEMS))
-
-
-@njit
-def read_rotate_job(address: Address) -> Any:
-    return RotateJob(*get_i64s(address, ROTATE_ITEMS))
-
-
-@njit
-def read_plane(planes: Address, index: int) -> Any:
-    return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
+read_plane = reader(PlaneJob)
 
 
 @njit

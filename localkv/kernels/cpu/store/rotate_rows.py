@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.kernels.cpu.store.read_job import read_rotate_job
+from localkv.kernels.cpu.store.job import RotateJob
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import take_next
+from localkv.simd.memory import reader, take_next
+
+read_rotate_job = reader(RotateJob)
 
 PART = 64
 """Blocks of a piece of work."""

@@ -12,9 +12,9 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.store.job import GROUP_ITEMS
+from localkv.kernels.cpu.store.job import GROUP_ITEMS, GroupJob
 from localkv.kernels.cpu.store.page_row import put_row
-from localkv.kernels.cpu.store.read_job import read_group_job, read_plane, region_of
+from localkv.kernels.cpu.store.read_job import read_plane, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.shared.channel_groups import TOKENS
@@ -31,9 +31,12 @@ from localkv.simd.memory import (
     load_f32,
     put_f32,
     put_i32,
+    reader,
     store_f32,
     take_next,
 )
+
+read_group_job = reader(GroupJob)
 
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
 facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")

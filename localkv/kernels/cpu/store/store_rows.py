@@ -8,13 +8,15 @@ from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.store.job import STORE_ITEMS
+from localkv.kernels.cpu.store.job import STORE_ITEMS, StoreJob
 from localkv.kernels.cpu.store.page_row import put_row
-from localkv.kernels.cpu.store.read_job import read_plane, read_store_job, region_of
+from localkv.kernels.cpu.store.read_job import read_plane, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.quant_formats import KV_FORMATS
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_i64, take_next
+from localkv.simd.memory import get_i64, reader, take_next
+
+read_store_job = reader(StoreJob)
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
 BLOCK, codec = FORMAT.cpu_layout.BLOCK, FORMAT.part("cpu")
