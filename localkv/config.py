@@ -55,10 +55,10 @@ class KVScales:
 
 @dataclass(frozen=True)
 class KVCodebook:
-    """What codes of a layer's K or V select from, in types of as many codes.
+    """The numbers that the codes of a layer's K or V stand for, in types with as many codes.
 
     Attributes:
-        layer, side: of which layer; "k" or "v".
+        layer, side: the index of the layer; "k" or "v".
         numbers: 2^b integers, ascending (`shared/codebooks.py`).
     """
 
@@ -78,26 +78,28 @@ class CacheConfig:
         n_tokens: tokens that these can hold together; None for `n_ctx` each.
         kv_rotation: whether K and V are stored rotated (`cache/repack.py`): "on", "off", or
             "auto", which rotates types that gain from it.
-        kv_scales: for types that are scaled by head.
-        kv_codebooks: for types with codebooks; without one that of normal numbers serves.
+        kv_scales: the scales of types that are scaled by head.
+        kv_codebooks: the codebooks of types that have some. Where one is missing, the codebook of
+            normal numbers serves.
         ctx_checkpoints: copies of the states of recurrent layers that a sequence has at most, in
             the host's memory; 0 for none.
-        checkpoint_min_step: tokens that they are apart while a text goes on.
+        checkpoint_min_step: tokens between two of these copies while a text goes on.
         kv_tail: newest tokens that are read as f16 (`cache/layout.py`); None for what types need.
         kv_sink: first tokens that are stored as f16; None for what the types gain from.
         smoothing: which smoothing the weights have (`KVProfile.smoothing_name`).
-        type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
+        type_k_swa, type_v_swa: types of layers with a window; None for `type_k` and `type_v`.
         swa_full: layers with a window keep all rows, not only those that later tokens see.
-        type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
-            is `type_k` and which are V as well.
-        kv_budget: bytes of K and V together, within which pages take the smaller types of
-            `kv_ladder` as they fill it; None for pages that stay as they are.
+        type_k_rope: type of the rotated parts of keys in layers that keep latents
+            (`LatentAttentionSpec`). The latents have `type_k`; they are V as well.
+        kv_budget: most bytes of K and V together. As they fill up, pages change to the smaller
+            types of `kv_ladder`. None for pages that keep their types.
         kv_ladder: pairs of types of K and V, from the first to the last (`cache/ladder.py`); the
             first is `type_k` and `type_v`. Empty without a budget.
-        kv_window_bytes: what of `kv_budget` layers with a window take, whose rows stay as they are.
-        layer_types: types of K and of V in each layer of the model, None for one without rows; of
-            latents and of rotated parts of keys where a layer keeps these. Empty where all layers
-            have those above; else those above mean nothing.
+        kv_window_bytes: bytes of `kv_budget` that layers with a window take. Their rows keep their
+            types.
+        layer_types: the types of K and of V in each layer of the model; None for a layer without
+            rows. Layers that keep latents have the types of the latents and of the rotated parts of
+            keys. If this is not empty, it replaces the types above.
 
     Raises:
         UsageError: `kv_rotation` is none of these, or a number of tokens or checkpoints makes no

@@ -94,5 +94,5 @@ def byte_size(n_bytes: int) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """So many of a thing: "1 thread", "2 threads", "1,024 tokens"."""
+    """A number with its noun: "1 thread", "2 threads", "1,024 tokens"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -154,7 +154,7 @@ class LoadedModel(TokenizedModel):
     def _many_ids(
         self, prompts: Iterable[Prompt], parse_special: bool, what: str
     ) -> list[list[int]]:
-        """The tokens of several prompts, all of which can be evaluated."""
+        """The tokens of several prompts, after a check that each can be evaluated."""
         many = [self._ids(one, parse_special) for one in prompts]
         for number, ids in enumerate(many, 1):
             self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
@@ -471,9 +471,9 @@ class TextModel(LoadedModel):
             stop: strings that end the text; they are not part of it.
             ignore_eos: never draw an end-of-generation token.
             parse_special: control tokens written in the prompt count as such.
-            logprobs: note how probable each token was, and so many of the most probable ones at
-                its place (0 for none), before samplers. Tokens are then drawn on the host, where a
-                seed may give others than on a GPU.
+            logprobs: note how probable each token was, and this many of the most probable tokens
+                at its place (0 for none), before samplers. Tokens are then drawn on the host, where
+                a seed may give other tokens than on a GPU.
             audit: find out what the packed cache changed, once the text is complete: the `audit` of
                 its `completion`. "exact" knows the whole distributions, and takes twice as long.
                 Tokens are drawn on the host, as with `logprobs`, unless it is "exact".
@@ -683,7 +683,7 @@ class TextModel(LoadedModel):
         """Continue a prompt to the end, or several, one after the other.
 
         Args:
-            prompt: as for `stream`; or a list of such, all of which are checked first.
+            prompt: as for `stream`, or a list of such prompts. All are checked first.
             options: the other arguments of `stream`.
 
         Raises:
@@ -713,7 +713,7 @@ class TextModel(LoadedModel):
         once where they do, and share this part of the cache.
 
         Args:
-            prompts: all of which are checked first.
+            prompts: the prompts. All are checked first.
             options: the other arguments of `stream`, for each.
 
         Raises:
@@ -929,13 +929,13 @@ class LLM(TextModel, EmbeddingModel, StateModel):
     `close`, or the end of a `with` statement, frees its memory. Without either it is freed when
     nothing refers to the model any more.
 
-    It may be used from several threads, and several of its streams may be read in turn: each call
-    of the model is one turn, first come, first served, and every text is the one that it would be
-    alone. With `n_parallel` above 1 a turn serves all streams that somebody reads; else it is
-    slower to read streams in turn than one after the other, if the cache has no room for all of
-    them. Different models run at the same time. A fork
-    of the process can't use it (`LocalKVError`), nor can a signal handler that interrupts a call of
-    it. After an exception in a call, such as Ctrl-C, it goes on with an empty cache.
+    Several threads may use it, and several of its streams may be read in turn. Each call of the
+    model is one turn, first come, first served. Every text is the one that it would be alone. With
+    `n_parallel` above 1, a turn serves all streams that somebody reads. Else reading streams in
+    turn is slower than one after the other, if the cache has no room for all of them. Different
+    models run at the same time. A fork of the process can't use it (`LocalKVError`), nor can a
+    signal handler that interrupts a call of it. After an exception in a call, such as Ctrl-C, it
+    goes on with an empty cache.
 
     Args:
         path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
@@ -944,15 +944,15 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             (`memory/fit.py`).
         cache_type_k, cache_type_v: types of K and of V in the cache, names in `KV_FORMATS`.
         cache_type_k_swa, cache_type_v_swa: types of layers that see a window only; None for the
-            same as of the others.
-        swa_full: layers with a window keep all rows, not only those that later tokens see: that
-            takes more memory, and any prompt goes on with all that it has in common with others.
-        cache_type_k_rope: type of the rotated parts of keys in models that keep latents (DeepSeek);
-            `cache_type_k` is that of the latents, which are V, too.
-        ctx_checkpoints: copies of the states of recurrent layers that are kept at most, in the
-            host's memory, to go on from where a prompt begins like an earlier one.
+            types of the other layers.
+        swa_full: layers with a window keep all rows, not only those that later tokens see. That
+            takes more memory. Any prompt then goes on with all that it has in common with others.
+        cache_type_k_rope: type of the rotated parts of keys in models that keep latents (DeepSeek).
+            The latents have the type `cache_type_k`; they are V, too.
+        ctx_checkpoints: most copies of the states of recurrent layers, kept in the host's memory.
+            A prompt that begins like an earlier one goes on from such a copy.
         checkpoint_min_step: tokens between two of them within a text.
-        kv_tail: each token reads so many of the newest tokens as f16, and only those before them
+        kv_tail: each token reads this many of the newest tokens as f16, and only older tokens
             packed; None takes 64 for types that pack several tokens together, else 0.
         kv_sink: the first tokens that are kept as f16; None takes 4 for types of less than 4 bits
             per value, else 0.
@@ -984,12 +984,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         n_batch: most prompt tokens evaluated at a time.
         n_parallel: texts that are generated at the same time: by `complete_many`, and by streams
             that several threads read, or one in turn.
-        n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each,
-            "fit" for four contexts, or what free memory has room for, if that is less.
-        n_cache_bytes: bytes that K and V of all of them take together, instead of that; as many
-            tokens as fit into them.
-        step_ms: milliseconds that a step of all of them should take, on which it depends how long
-            texts wait while another one's prompt is read; None is 100, or 30 on a GPU.
+        n_cache_tokens: tokens that the cache holds of all these texts together; None for `n_ctx`
+            each, "fit" for four contexts, or what free memory has room for, if that is less.
+        n_cache_bytes: bytes that K and V of all these texts take together, in place of
+            `n_cache_tokens`. The cache holds as many tokens as fit.
+        step_ms: milliseconds that a step of all these texts should take; None is 100, or 30 on a
+            GPU. It decides how long texts wait while another one's prompt is read.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
@@ -1000,15 +1000,15 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             up before, "draft" with `draft_model` (None does, if there is one), for a text that has
             the steps to itself. Guesses are evaluated together: faster where many are right, with
             the same text as without ("none"), byte for byte on a CPU.
-        draft_max, draft_min: most tokens guessed at a time, and fewer that are not worth it; how
-            many are is measured.
+        draft_max, draft_min: most tokens guessed at a time, and fewest that are worth it.
+            Measurements decide how many are guessed in between.
         draft_p_min: tokens that the draft model finds less probable are not guessed.
         fit: "on" refuses a model that does not fit in memory before anything is allocated, and
             warns of mapped weights that do not fit; "off" tries.
         mlock: keep the weights in memory (on a CPU). Where the system allows less, some are kept
             and a warning says how to raise its limit.
-        use_mmap: map the file, of which the system keeps in memory what it has room for. False
-            reads it into memory, which must have room.
+        use_mmap: map the file; the system then keeps as much of it in memory as it has room for.
+            False reads the file into memory, which must have room for it.
         progress: show a line on stderr, where that is a terminal or a notebook's, if loading takes
             more than a second.
         on_progress: called instead while it loads, with "weights", the layers read and all layers,

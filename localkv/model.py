@@ -38,9 +38,9 @@ from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 
 NO_ROWS = LayerCache(())
-"""Of a layer that stores nothing; always this object, since a backend's chains are made for one."""
+"""The cache of a layer that stores nothing. Backends make their chains for this very object."""
 PER_LAYER_ROWS = Method("rows of the file, decoded in NumPy; the host draws tokens")
-"""Of tokens, which it has to know: none is drawn elsewhere."""
+"""How per-layer embeddings are read. The host must know each token, so it draws them all."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class Transformer:
         cache: KVCache,
         before_layer: Callable[[int, Array], None] = lambda index, x: None,
     ) -> Array:
-        """As `forward`, from a layer on, where `can_start_later`.
+        """Run a batch as `forward` does, but from layer `first` on, where `can_start_later`.
 
         Args:
-            first: the layer.
-            x: [tokens, n_embd], its input; None for the embedding, before the layer 0.
+            first: the layer to begin with.
+            x: [tokens, n_embd], the input of that layer. None makes the embedding, for layer 0.
             before_layer: called with the index and the input of each layer.
 
         Returns:
-            float32 [rows, n_vocab].
+            float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         config, backend, weights = self.config, self.backend, self.weights
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
@@ -165,16 +165,17 @@ class Transformer:
     def next_logits(
         self, token_ids: Sequence[int], positions: Sequence[int], before: Batch, n_ctx: int
     ) -> Array | None:
-        """As `forward` with generated tokens that differ from those of `before` in their ids and
-        positions, and whose rows go to the same pages.
+        """Run the batch `before` again with other generated tokens, which gives their logits.
+
+        The new tokens have other ids and positions. Their rows go to the same pages.
 
         Args:
             before: a batch with the logits of all tokens.
             n_ctx: tokens of the cache's context.
 
         Returns:
-            float32 [tokens, n_vocab], or None where the backend does not know `before`, or nothing
-            at all from batch to batch, and the tokens have to be run as any others.
+            float32 [tokens, n_vocab]. None if the backend keeps nothing from batch to batch or does
+            not know `before`, or if the model can't run this way: then `forward` must run them.
         """
         if self.backend.run_next is run_nothing_next:
             return None
@@ -189,14 +190,18 @@ class Transformer:
         n_ctx: int,
         guessing: Guessing,
     ) -> Guessed | None:
-        """The most probable tokens that follow generated ones, as `Backend.run_guesses` has it.
+        """Guess the most probable tokens after generated ones, as `Backend.run_guesses` does.
 
         Args:
-            token_ids: one after the other, whose rows and those of the guesses go to the page of
-                the row of `before`.
-            position: of the first of them.
+            token_ids: the generated tokens, one after the other. Their rows and the rows of the
+                guesses go to the page that has the row of `before`.
+            position: the position of the first of them.
             before: a batch of one token, with its logits.
             n_ctx: tokens of the cache's context.
+            guessing: when to stop.
+
+        Returns:
+            the guesses. None if the backend or the model can't run this way.
         """
         if self.backend.run_guesses is run_no_guesses:
             return None
@@ -208,7 +213,7 @@ class Transformer:
     def _moved(
         self, token_ids: Sequence[int], positions: Sequence[int], before: Batch, n_ctx: int
     ) -> MovedBatch | None:
-        """As `next_logits` has them; None for models that run them as any others."""
+        """What a backend needs to run `before` again with these tokens; None if the model can't."""
         weights = self.weights
         rotations = None if weights.altup else self._positions.rotations(n_ctx)
         if rotations is None:
@@ -221,7 +226,7 @@ class Transformer:
         return MovedBatch(token_ids, positions, *embedding, rotations, before, embedded)
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
-        """As `forward`, up to the last norm.
+        """Run a batch as `forward` does, up to and including the last norm.
 
         Returns:
             [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
@@ -229,8 +234,9 @@ class Transformer:
         return self.backend.norm(self._behind_layers(batch, cache), self.weights.output_norm)
 
     def logit_blocks(self, batch: Batch, cache: KVCache, n_rows: int) -> Iterator[Array]:
-        """As `forward`, the logits of at most `n_rows` tokens at a time, so that nobody has to
-        hold those of all; on a CPU they are the same bits.
+        """Run a batch as `forward` does, and yield the logits of at most `n_rows` tokens at a time.
+
+        So the caller need not hold all logits at once. On a CPU they are the bits of `forward`.
 
         Returns:
             float32 [at most n_rows, n_vocab] each.
@@ -263,7 +269,7 @@ class Transformer:
     def _entered(
         self, batch: Batch, cache: KVCache, rows: Array | None = None, head: Head | None = None
     ) -> tuple[Array, TokenBatch]:
-        """[tokens, n_embd] before the first layer, and what layers are given besides."""
+        """x [tokens, n_embd] before the first layer, and the other inputs of the layers."""
         config, backend, weights = self.config, self.backend, self.weights
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
@@ -271,18 +277,21 @@ class Transformer:
         return x, TokenBatch(inputs, self._caches(cache), batch, embedded, head)
 
     def _caches(self, cache: KVCache) -> Sequence[LayerCache]:
-        """Of each layer, also those behind the last that stores something."""
+        """The cache of each layer, with `NO_ROWS` after the last layer that stores something."""
         n_behind = len(self._stack) - len(cache.layers)
         return cache.layers if n_behind <= 0 else [*cache.layers, *[NO_ROWS] * n_behind]
 
     def _at_once(self, x: Array, given: TokenBatch) -> Array | None:
-        """As `Backend.run_layers`."""
+        """Run all layers with `Backend.run_layers`; None if the backend or the model can't."""
         if self.weights.altup is not None:
             return None
         return self.backend.run_layers(x, self._stack, given)
 
     def _one_by_one(self, x: Array, given: TokenBatch) -> Streams:
-        """The wanted rows behind all layers; where none is, what stored theirs was all."""
+        """Run the layers one after the other. The streams then hold the rows `batch.logit_rows`.
+
+        If no rows are wanted, the last layer only stores its K and V, or its state.
+        """
         streams = self._streams(x)
         for index, layer in enumerate(self._stack):
             self._run_layer(index, layer, streams, given)
@@ -299,7 +308,7 @@ class Transformer:
             backend.mixers[kind](x, part, part_spec, inputs, rows, batch)
             for kind, part_spec, part in layer.parts
         ]
-        if index == self.config.n_layers - 1:  # only the wanted rows go on behind its mixer
+        if index == self.config.n_layers - 1:  # after its mixer, only the wanted rows go on
             if not len(batch.logit_rows):
                 return
             if len(batch.logit_rows) < len(batch.token_ids):
@@ -325,7 +334,7 @@ class Transformer:
         return layer_inputs(x, rows, table, backend.linear, backend.norm)
 
     def _inputs_of(self, table: PerLayerTable, x: Array, token_ids: NDArray[np.int64]) -> Array:
-        """The same of tokens whose rows have not been looked up yet."""
+        """Look up the rows of tokens, and make [n_layers, tokens, P] of them and x."""
         rows = self.rows_of(token_ids)
         return layer_inputs(x, rows, table, self.backend.linear, self.backend.norm)
 

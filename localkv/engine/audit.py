@@ -167,8 +167,9 @@ _MOST_VALUES = 1 << 23
 _FEW_ROWS = 16
 """Positions that are evaluated at a time at least."""
 _BLOCK_VALUES, _BLOCK_ROWS = 1 << 19, 32
-"""Logits that are compared with what was kept at a time, few enough for the processor's caches; but
-of so many positions, at least, that the output matrix is worth reading."""
+"""Logits that are compared at a time with kept predictions, and the fewest positions of a block.
+The logits fit in the processor's caches. The positions are enough to make reading the output matrix
+worth it."""
 _SHORT_BATCH, _BATCH_VALUES = 512, 1 << 18
 """Tokens of a batch from which on it may be longer, and hidden values of one at least. Where a
 model is small, what Python prepares of a batch takes as long as a layer."""
@@ -315,8 +316,14 @@ class SecondReading:
             at += len(ours)
 
     def _in_windows(self, ids: Sequence[int], n_prompt: int) -> Reading:
-        """Compare both caches within windows, of which the second half is scored; each begins with
-        the text's first token."""
+        """Compare both caches within windows, and score the second half of each window.
+
+        Each window begins with the text's first token. A window is as long as memory has room for:
+        half of the text, or a quarter, and so on.
+
+        Raises:
+            DoesNotFitError: memory has no room for a window of `LEAST_WINDOW` tokens.
+        """
         window = len(ids)
         while True:
             window //= 2
@@ -358,8 +365,14 @@ class SecondReading:
         read: Callable[[Logits], T],
         **sizes: int,
     ) -> Iterator[T]:
-        """What `read` makes of the logits from position `first` on, some at a time (`sizes` are
-        those of `Engine.read_logits`)."""
+        """Yield what `read` makes of the logits from position `first` on, a part at a time.
+
+        Args:
+            sizes: `n_rows` and `n_read`, as `Engine.read_logits` takes them.
+
+        Raises:
+            CancelledReadingError: it was ended.
+        """
         # batches of one length, as chains of workers are made for each
         n_batches = -(-len(ids) // self._n_batch)
         engine = Engine(self._model, cache, n_batch=-(-len(ids) // n_batches))
@@ -379,12 +392,13 @@ class SecondReading:
 class Compared:
     """Each token's prediction by two caches: arrays of [tokens]; logarithms are natural.
 
-    The divergence is that of the base's distribution, Σ p_base · ln(p_base / p), in nats.
+    The divergence measures how far p, the packed cache's distribution, is from the base's:
+    Σ p_base · ln(p_base / p), in nats.
 
     Attributes:
         nll, nll_base: -ln of the probability of the token that came.
         kld: the divergence, or the least that it can be.
-        kld_most: the most that it can be; the same where both distributions are known.
+        kld_most: the most that it can be. It equals `kld` if both distributions are known.
         best, best_base: ids of the most probable tokens.
         p_best, p_best_base: their probabilities, each by its own cache.
     """

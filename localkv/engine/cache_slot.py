@@ -297,10 +297,12 @@ class CacheSlot:
         return Reuse(self.sequence.length, n_lost)
 
     def _find(self, text: Text) -> int:
-        """Go on with the rows that are there of a text, all but that of its last token.
+        """Go on with the rows that the cache has of a text's beginning.
+
+        The row of the text's last token is not reused: the token has to be evaluated.
 
         Returns:
-            the leading tokens that were the same, whether or not their rows are still there.
+            how many leading tokens were the same, whether or not their rows are still there.
         """
         cache, exact = self.cache, self.exact
         ours = marked(self.ids, self.generated)
@@ -336,8 +338,11 @@ class CacheSlot:
         return out
 
     def piece(self, text: Text, n_tokens: int) -> int:
-        """How many of the next `n_tokens` missing ones of a text are evaluated together: those of
-        one kind, and fewer where recurrent layers leave a checkpoint."""
+        """How many of the next `n_tokens` missing tokens of a text are evaluated together.
+
+        They are all of one kind: a prompt's or generated ones. A piece of a prompt may end early,
+        where recurrent layers leave a checkpoint. A decode loop takes generated tokens one by one.
+        """
         at = self.sequence.length
         if at >= text.n_prompt:
             return min(n_tokens if self.loop is None else 1, len(text.ids) - at)
@@ -351,8 +356,8 @@ class CacheSlot:
             drafts: tokens that may follow the last one; `retract` takes back those that don't.
 
         Returns:
-            the last token's logits, if it is the text's last, float32 [1, n_vocab], and those of
-            the drafts, [1 + len(drafts), n_vocab]; valid until the next call.
+            float32 [1, n_vocab], the logits of the text's last token, if the piece reaches it. With
+            drafts [1 + len(drafts), n_vocab]: the drafts' logits follow. Valid until the next call.
         """
         ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
         at = self.sequence.length

@@ -27,7 +27,7 @@ LEAST = 0.01
 SHORTEST = 1e-3
 """Milliseconds that a step counts as at least, whatever a clock says."""
 WILD = 4.0
-"""A step that took so many times as long as expected counts as one of so many times."""
+"""A step counts as at most this many times as long as expected."""
 ROWS = 1000.0
 """Rows of K and V, and pairs, that the last coefficients are about."""
 

@@ -106,7 +106,7 @@ def degeneration(ids: Sequence[int], entropies: Sequence[float] = ()) -> Degener
 
 
 def find_loop(ids: Sequence[int]) -> Loop | None:
-    """The longest loop; of equally long ones that of the shortest piece."""
+    """Find the longest loop. If several are equally long, take the one with the shortest piece."""
     tokens = np.asarray(ids)
     best: Loop | None = None
     for period in range(1, min(LONGEST_PERIOD, len(tokens) // LEAST_REPEATS) + 1):

@@ -224,15 +224,15 @@ class Engine:
         n_prompt: int | None = None,
         n_rows: int | None = None,
     ) -> Iterator[Array]:
-        """Logits of the positions from `first` on, a batch at a time, on the backend's device.
+        """Yield the logits of the positions from `first` on, in parts, on the backend's device.
 
-        Nobody has to hold those of a whole context: float32 [at most n_rows, n_vocab] each. A part
-        is valid until the next is asked for, or another thread calls the engine.
+        Each part is float32 [at most n_rows, n_vocab], so nobody has to hold the logits of a whole
+        context. A part is valid until the next is asked for, or another thread calls the engine.
 
         Args:
-            n_prompt: evaluate so many tokens as a prompt's, and those behind them as generated
-                ones; None for all as a prompt.
-            n_rows: most positions of a part; None, or more than a batch, for a batch.
+            n_prompt: evaluate the first `n_prompt` tokens as a prompt, and the tokens after them as
+                generated ones. None evaluates all as a prompt.
+            n_rows: most positions of a part. None, or more than a batch, means a batch.
 
         Raises:
             ContextOverflowError: more ids than the context holds.

@@ -411,11 +411,11 @@ def checked(token: int) -> int:
 class GenerationStats:
     """Counts and seconds of one generation, filled in while it runs.
 
-    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache. As many
-    more as `n_lost` would have been, if layers with a window kept all rows and recurrent ones all
-    states.
-    Of `n_drafted` tokens that were guessed and evaluated `n_accepted` were right, in `n_verified`
-    batches. `requantised` are pages of the cache whose types changed meanwhile.
+    `n_prompt` counts the whole prompt. `n_reused` of its tokens were still in the cache. `n_lost`
+    more tokens would have been there if layers with a window kept all rows, and recurrent layers
+    all states.
+    `n_drafted` tokens were guessed and evaluated, in `n_verified` batches; `n_accepted` were right.
+    `requantised` counts the pages of the cache whose types changed meanwhile.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
     other threads is not counted; evaluating rows again because of them is.
     """

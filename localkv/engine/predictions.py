@@ -21,18 +21,18 @@ Ints = NDArray[np.int32]
 
 
 class Prediction(NamedTuple):
-    """What is kept of one prediction. All logarithms are natural ones of probabilities.
+    """What is kept of one prediction. All logarithms are natural logarithms of probabilities.
 
-    They are float32: float16 would round a divergence by 1e-4, more than that of a q8_0 cache.
+    Arrays are float32: float16 would round a divergence by 1e-4, more than a q8_0 cache causes.
 
     Attributes:
-        token: the one that came.
-        drawn: its logarithm.
+        token: the token that came.
+        drawn: the logarithm of `token`.
         best: the most probable token.
         ids: int32 [n], the most probable tokens, ascending.
-        shifted, log_total: the logarithms of these are float32 [n] `shifted` less `log_total`, and
-            that of `best` is `-log_total`.
-        tail: the logarithm of what all others have together; -inf for none.
+        shifted, log_total: `shifted` is float32 [n]. The logarithms of `ids` are `shifted` less
+            `log_total`; the logarithm of `best` is `-log_total`.
+        tail: the logarithm of the probability of all other tokens together; -inf for none.
         least: the smallest logarithm of any token.
     """
 

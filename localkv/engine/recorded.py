@@ -355,12 +355,14 @@ def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[
 
 
 def place(cache: KVCache, parts: tuple[SegmentBatch, ...], position: Array) -> None:
-    """Make the new rows of the parts those of the tokens at `position`, int64 [n]; nothing asks the
-    host."""
+    """Set the new rows of the parts to those that the tokens at `position`, int64 [n], take.
+
+    Nothing asks the host, so that this can be recorded.
+    """
     for i, part in enumerate(parts):
         if len(part.slots):
             cache.arrays.place_row(part, position)
-        elif part.groups is not None:  # the tail is the segment behind it
+        elif part.groups is not None:  # the tail is the next segment
             cache.arrays.place_group(part, parts[i + 1], position)
 
 

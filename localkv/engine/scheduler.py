@@ -5,19 +5,22 @@ of its time. Nothing here runs a model or reads a clock, and the same calls give
 
 Rules, in this order:
 
-1. Who is past its deadline is done.
-2. All that generate take part, the oldest first, but for those with `AHEAD` tokens that nobody has
-   asked for yet. If a page is missing, one of the latter, or else the youngest of the lowest
-   priority, gives its pages back and waits again, in front of all others; it goes on where it was.
-3. Prompts share the rest of the step's milliseconds, as the cost model has them, at least
-   `LEAST_SHARE` of them and `LEAST_TOKENS`. If nobody generates they have `ALONE` times as many, so
-   that who comes meanwhile does not wait for long; but after one that ends, and so has a token to
-   give, others have what is left of a step's.
-4. Of the prompts those with the larger priority come first, then those that were preempted, then
-   those with the fewest tokens left, where each second that others had counts as `AGEING` tokens
-   less. So a short one comes before a long one that is being read, however long that takes.
-5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
-   may come to need it. Behind one that waits for `PATIENCE` seconds for pages no other begins.
+1. A request that is past its deadline is done.
+2. All requests that generate take part, by priority and then by age. A request with `AHEAD` tokens
+   that nobody has asked for yet takes no part. If a page is missing, such a request gives its pages
+   back, or else the youngest request of the lowest priority. It waits again, before all others of
+   its priority, and goes on where it was.
+3. Prompts share the rest of the step's milliseconds, as the cost model estimates them. They get at
+   least `LEAST_SHARE` of a step's, and at least `LEAST_TOKENS`. If nobody generates, they share the
+   milliseconds of `ALONE` steps: no more, so that a request that comes meanwhile does not wait
+   long. Once the step completes a prompt, which then has a token to give, the other prompts get
+   only what is left of a single step.
+4. Prompts with a larger priority come first, then preempted ones, then those with the fewest tokens
+   left. Each second in which only others had steps counts as `AGEING` tokens less. So a short
+   prompt comes before a long one that is being read, however long that takes.
+5. A request begins if there are pages for its whole prompt, and one more page for each running
+   request that may come to need one. If a request can't begin more than `PATIENCE` seconds after
+   it came, no request after it begins.
 """
 
 from __future__ import annotations

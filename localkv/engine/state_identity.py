@@ -60,7 +60,7 @@ def _pair(specs: list[SegmentSpec]) -> tuple[str, str] | None:
 
 
 def _digest(cache: KVCache, tables: Iterable[Array | None]) -> str:
-    """The digest of arrays, some of which may be missing; empty if all are."""
+    """The digest of arrays; None stands for a missing one. Empty if all are missing."""
     found = [None if x is None else cache.arrays.to_numpy(x).tobytes() for x in tables]
     if not any(found):
         return ""
@@ -275,7 +275,7 @@ class Conversion:
 
     @property
     def relative_error(self) -> float:
-        """Root of the mean square of what packing changed, beside that of all values."""
+        """Packing's errors relative to the values, both as root mean squares; 0 without values."""
         return math.sqrt(self._errors / self._squares) if self._squares else 0.0
 
     def _known(self) -> dict[int, NDArray[np.bool_]]:

@@ -34,14 +34,14 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: without the stop string that ended it.
+        text: the text, without the stop string that ended it.
         finish_reason: "stop", "length" or "cancelled".
         usage: token counts.
         timings: seconds and rates.
-        seed: of the sampler that drew it.
-        context_full: it ended with "length" because the context did.
-        logprobs: of each token that `usage` counts, also of those of a stop string that ended the
-            text; None unless they were asked for.
+        seed: the seed of the sampler that drew it.
+        context_full: it ended with "length" because the context was full.
+        logprobs: the logprobs of each token that `usage` counts, including the tokens of a stop
+            string that ended the text; None unless they were asked for.
         tool_calls: the calls in the answer, if it was told of tools.
         content: the answer without its calls and its reasoning; None if it was told of none.
         audit: what the packed cache changed, if that was asked for and there are tokens.
@@ -293,10 +293,10 @@ class TextStream(Iterator[str]):
         return degeneration(self.generation.ids[stats.n_prompt :], entropies)
 
     def places(self) -> list[tuple[int, int]]:
-        """The characters of the text, from and to, that each token so far became.
+        """For each token so far, the start and the end of the text's characters that it became.
 
-        A token that is a part of a character has those of the one that completes it; what is not
-        part of the text, as a stop string, has none.
+        A token that is only a part of a character has the range of the token that completes it. A
+        token that is not part of the text, such as a stop string's, has an empty range.
         """
         with self._one_at_a_time:
             n_tokens, n_read = self.stats.n_generated, len(self._sizes)

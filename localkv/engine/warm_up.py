@@ -82,13 +82,14 @@ _QUICK = 2e-3
 def warm_up_drafts(
     slot: CacheSlot, prices: Prices, draft_max: int, *, any_size: bool = False
 ) -> None:
-    """Run each size some times, in a turn, and note what it costs, behind a first token; the first
-    time takes long.
+    """Run batches of each draft size some times, in a turn, and note what they cost.
 
+    Each batch comes after a first token. The first run of a size takes long, so it is not counted.
     The cache starts empty afterwards.
 
     Args:
-        any_size: there are drafts of other sizes, too, which small models don't wait for later.
+        any_size: drafts may have other sizes, too. If a step takes at most `_QUICK` seconds, run
+            these as well, so that small models don't wait for them later.
     """
     most = min(slot.cache.n_ctx, slot.n_batch)
     sizes = [1 + size for size in SIZES if size <= draft_max]

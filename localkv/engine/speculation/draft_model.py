@@ -310,7 +310,7 @@ _COMPARED = 48
 _REFRESHED = 8
 """Drafts after which it is worked out again how far they should go; sooner if a guess was wrong."""
 _MARGIN = 1.05
-"""What is likely to be saved must be so many times what it costs."""
+"""Guesses must be likely to save this many times what they cost."""
 
 
 def confidence_of(probability: float) -> int:
@@ -440,7 +440,7 @@ class DraftPace(Pace):
         self._is_after_drafts = n_rows > 1
 
     def rested(self, n_steps: int) -> None:
-        """So many steps of a token each were not measured."""
+        """Take note of steps that were not measured, each with one token and no drafts."""
         self._make_up(n_steps * self.prices.one)
 
     def saved(self) -> None:

@@ -31,7 +31,7 @@ _CLOSE = 0.6
 _LOSS = 0.01
 """Drafts may cost this share of the time more than they save."""
 _LOST_STEPS, _LIKELY = 3.0, 0.5
-"""They may be so many steps beyond it where the first is as likely right as this."""
+"""Drafts may cost this many steps more if the first is right with this chance or a higher one."""
 
 
 class Pace:
@@ -68,12 +68,12 @@ class Pace:
             self.prices.measured(n_rows, seconds)
 
     def spent(self, n_rows: int, seconds: float, *, n_texts: int = 1, n_drafted: int = 1) -> None:
-        """A batch of rows took so long, which `prices` know of.
+        """Count the seconds that a batch took, without changing `prices`.
 
         Args:
-            n_rows: 1, or more with drafts.
-            n_texts: that share it.
-            n_drafted: of which so many have drafts.
+            n_rows: rows of the batch: 1, or more with drafts.
+            n_texts: texts that share the batch.
+            n_drafted: texts with drafts among them.
         """
         self._n_texts = n_texts
         seconds = self.prices.usual(n_rows, seconds)
@@ -85,7 +85,7 @@ class Pace:
             self._age = 0
 
     def rested(self, n_steps: int) -> None:
-        """So many steps of a token each were not measured."""
+        """Take note of steps that were not measured, each with one token and no drafts."""
         self._spent += n_steps * self.prices.one
 
     def saved(self) -> None:
@@ -139,7 +139,7 @@ class Pace:
         return self._hits[confidence] / self._tests[confidence]
 
     def _may_lose(self, chance: float) -> bool:
-        """Whether there may be drafts, the first of which is right by this chance."""
+        """Whether there may be drafts, if the first is right with this chance."""
         steps = _LOST_STEPS if chance >= _LIKELY else 0.0
         return self._lost <= _LOSS * self._spent + steps * self.prices.one / self._n_texts
 

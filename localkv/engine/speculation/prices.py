@@ -10,7 +10,7 @@ weights of 4 bits, 4 rows take 1.22 steps and 8 take 2.07."""
 _SMOOTHED = 0.2
 """Weight of a new measurement."""
 OUTLIER = 1.25
-"""What drafts cost counts as so many times what it usually does, at most."""
+"""A batch counts as at most this many times its usual time."""
 _DOUBT = 0.02
 """The share of what is too much that a price loses where it forbids all batches."""
 _REFRESHED = 16
@@ -86,7 +86,7 @@ class Prices:
         return min(seconds, OUTLIER * price * self.one)
 
     def steps(self, n_rows: int) -> float:
-        """The price of a batch, in steps of one row: that of more rows if these were quicker."""
+        """The price of a batch, in steps of one row; a larger batch's price if that was quicker."""
         if n_rows == 1 or not self.known:
             return self._guess(n_rows)
         price = self._table.get(n_rows)

@@ -16,7 +16,7 @@ from localkv.engine.speculation.prices import Prices
 LONGEST_PAUSE = 32
 """Tokens between two looks, at most; each look in vain doubles them."""
 MOST_JUDGED = 16
-"""Tokens, the last ones before a look, of which it matters whether they would have been guessed."""
+"""A look compares this many of the newest tokens, at most, with what would have been guessed."""
 MOST_CLOSE = 4
 """Looks at guesses that are nearly worth it, one after the other, that are not in vain yet."""
 
@@ -96,7 +96,7 @@ class Speculator:
 
 _BITS = 32
 _TWO, _THREE, _SIX = ((1 << _BITS * size) - 1 for size in (2, 3, 6))
-"""Masks of the runs that are indexed, of so many tokens, as digits of one number: quick to make."""
+"""Masks for runs of 2, 3 and 6 tokens. A run is one number, quick to make: its ids are digits."""
 
 
 class NgramDrafter:
