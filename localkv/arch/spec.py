@@ -574,8 +574,8 @@ class CacheGroup:
         window: positions that its tokens see, or 0 for all.
         layers: their indices.
         chunk: its tokens see from the last multiple of it on, or 0.
-        is_latent: K's rows are latents, of which V is a view, and V's place is taken by the rotated
-            parts of keys (`LatentAttentionSpec`).
+        is_latent: K's rows are latents, and V is a view of them. The rotated parts of keys are in
+            V's place (`LatentAttentionSpec`).
     """
 
     n_kv_heads: int

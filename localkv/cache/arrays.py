@@ -45,7 +45,7 @@ class Readback(Protocol):
 
 
 class Recorder(Protocol):
-    """Records steps; those of one recorder share memory, so one of them runs at a time."""
+    """Records steps. Steps of one recorder share memory, so only one of them runs at a time."""
 
     def record(self, step: Step, state: Sequence[Array]) -> Step:
         """What repeats `step`; it may be `step` itself.
@@ -64,8 +64,8 @@ class Arrays(Protocol):
         ...
 
     def strided(self, array: Array, first: int, shape: tuple[int, ...], page: int) -> Array:
-        """A view of bytes as pages: uint8 [pages, ...] of this shape, the first from byte `first`
-        on, each further one `page` bytes behind. Pages may overlap."""
+        """A view of bytes as pages: uint8 [pages, ...] of this shape. The first page begins at byte
+        `first`, and each next one `page` bytes later. Pages may overlap."""
         ...
 
     def zeros(self, n_rows: int, n: int) -> Array:
@@ -85,7 +85,7 @@ class Arrays(Protocol):
         ...
 
     def from_numpy(self, array: NDArray[Any]) -> Array:
-        """The same values and type, where the backend's kernels read them."""
+        """An array with equal values and type, where the backend's kernels read it."""
         ...
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
@@ -129,15 +129,15 @@ class Arrays(Protocol):
         ...
 
     def place_row(self, batch: SegmentBatch, position: Array) -> None:
-        """Make the new row of each sequence that of `position` (int64 [n]): lengths and slots.
+        """Set lengths and slots so that each sequence's new row is at `position` (int64 [n]).
 
         Nothing asks the host, so that it can be recorded.
         """
         ...
 
     def place_group(self, batch: SegmentBatch, tail: SegmentBatch, position: Array) -> None:
-        """Make the group of each sequence that which the token at `position` (int64 [n]) completes,
-        or none, and its length so many rows as there are then in groups.
+        """Set the group of each sequence to the one that the token at `position` (int64 [n])
+        completes, or to none. Set its length to the number of rows that are then in groups.
 
         Nothing asks the host, so that it can be recorded.
         """
@@ -171,8 +171,8 @@ class SegmentBatch:
 
     Attributes:
         page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
-            of position; entries after its last page are 0, and those of pages that were given back,
-            as no token of the batch sees their rows.
+            of position. Entries are 0 after its last page, and for pages that were given back:
+            no token of the batch sees their rows.
         lengths: rows of each sequence that are valid once the batch's own rows are stored.
         length_table: the same, int32 [n_sequences], where the pages are.
         first_position: position of row 0 of the segment.
@@ -283,7 +283,7 @@ class Segment:
 
     @property
     def operands_v(self) -> tuple[Array, ...]:
-        """The same of V."""
+        """What a kernel reads of V: the planes, and the codebook of types with one."""
         return self.v if self.codebook_v is None else (*self.v, self.codebook_v)
 
     @property
@@ -300,7 +300,7 @@ class StateRows:
         rows: float32 [n_slots, n_rows, n_channels].
         memory: float32 [n_slots, heads, rows, columns], or None. A backend may keep the values of a
             head in an order of its own.
-        data: float32 [n_slots, n], those of all layers, of which both are views.
+        data: float32 [n_slots, n], the states of all layers; `rows` and `memory` are views of it.
         rows_at, memory_at: where in a slot they begin.
     """
 

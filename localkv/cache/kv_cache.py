@@ -72,7 +72,7 @@ class KVCache:
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
         ladder: the pool of pages that change their types, or None.
-        codebooks: those of types that have some, and where they come from.
+        codebooks: the codebooks that layers use, and where each comes from.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class KVCache:
         return other
 
     def retire(self, sequence: Sequence) -> None:
-        """Keep a sequence only to be forked: its states make room for those of others."""
+        """Keep a sequence only to be forked, and give its states' place to other sequences."""
         self.states.give_back(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -288,8 +288,11 @@ class KVCache:
             raise
 
     def may_guess(self, sequence: Sequence, n_tokens: int, n_guesses: int) -> bool:
-        """Whether the rows of guesses behind a sequence's next tokens leave these as they are: with
-        a budget a row that begins a page sends others down, which those tokens would see."""
+        """Whether guesses after a sequence's next tokens leave the rows that these see unchanged.
+
+        With a budget, a row that begins a page sends other pages down a rung, and the next tokens
+        would see that.
+        """
         if self.ladder is None:
             return True
         end = sequence.length + n_tokens
@@ -334,7 +337,7 @@ class KVCache:
             self.arrays.repack_page(source, target, place)
 
     def warm_up_ladder(self) -> None:
-        """Load what packs pages anew, so that no text waits for it; no page may be in use."""
+        """Load the code that repacks pages, so that no text waits for it. No page may be in use."""
         assert self.ladder is not None
         layer, units = self._ladder_layers()[0], self.ladder.sizes.units
         for rung, n_units in enumerate(units[:-1]):
@@ -358,7 +361,7 @@ class KVCache:
             plane[page] = 0
 
     def _planes(self, pool: int) -> Iterator[Array]:
-        """Those that the pages of a pool are of, [pages, ...]."""
+        """Yield the planes that hold the pages of a pool, [pages, ...] each."""
         found = {
             id(plane): plane
             for layer in self.layers
@@ -422,15 +425,16 @@ class KVCache:
 
 
 class LayerArrays:
-    """Allocates them, layer by layer.
+    """Allocates the arrays of a cache, layer by layer.
 
     Args:
         arrays: where they live.
         kv_scales: for types that are scaled by head; without it their scales are 1.
-        kv_codebooks: for types with codebooks; others have those of normal numbers.
+        kv_codebooks: for types with codebooks; a layer without one takes the codebook of normal
+            numbers.
 
     Attributes:
-        codebooks: those that layers have taken so far.
+        codebooks: the codebooks that layers have taken so far.
     """
 
     def __init__(
@@ -450,7 +454,7 @@ class LayerArrays:
         pools: Seq[PagePool],
         arenas: LadderRows | None,
     ) -> tuple[Segment, ...]:
-        """Those of a layer.
+        """Allocate the segments of a layer.
 
         Args:
             layout: of its group.
@@ -587,9 +591,11 @@ class SteadyRows:
                 self._end = 0  # the segment begins or ends among them
 
     def hold(self, sequence: Sequence) -> bool:
-        """Whether all that as many tokens at the end of a sequence take is there: their rows go to
-        pages that the sequence has, which are those of the batch, and nobody else has the last of
-        them."""
+        """Whether the sequence has all that `n_tokens` more tokens at its end need.
+
+        Their rows go to pages that the sequence has, its pages are still the ones that the batch
+        was made with, and no other sequence holds the pages that the rows are stored in.
+        """
         return (
             self._first <= sequence.length
             and sequence.length + self.n_tokens <= self._end
@@ -601,8 +607,8 @@ class SteadyRows:
         )
 
     def room(self, sequence: Sequence) -> int:
-        """As many tokens behind a sequence's end all go where the next does; 0 if states follow
-        each token, or a ladder may change pages."""
+        """How many tokens after a sequence's end go to the same pages as the next one; 0 if states
+        follow each token, or a ladder may change pages."""
         if self._cache.states or self._ladder is not None or not self.hold(sequence):
             return 0
         return self._end - sequence.length

@@ -1,4 +1,4 @@
-"""A cache of so many bytes, whose pages take smaller types as it fills. No torch.
+"""A cache with a budget of bytes, whose pages take smaller types as it fills. No torch.
 
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
 the first; when the budget is full the oldest pages go down a rung, all of them before any goes
@@ -7,7 +7,7 @@ Pages with tokens of a tail or a sink (`cache/layout.py`) stay in the first, whi
 pages go to types that pack several tokens together.
 
 Pages of all rungs lie in one *arena* for each layer, in *units*: the largest number of bytes that
-the pages of all rungs are multiples of. So no byte of the budget is set apart for a type.
+the pages of all rungs are multiples of. So no byte of the budget is reserved for one type.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parse_ladder(text: str) -> tuple[Pair, ...]:
 
 
 def ladder_text(pairs: Sequence[Pair]) -> str:
-    """As `parse_ladder` reads it."""
+    """Write pairs as text that `parse_ladder` reads."""
     return ",".join(f"{k}/{v}" for k, v in pairs)
 
 
@@ -165,7 +165,7 @@ class LadderSizes:
         n_pages: int,
         pinned: Pinned = NOT_PINNED,
     ) -> LadderSizes:
-        """Of layers of a group.
+        """Divide the arena for the layers of a group.
 
         Args:
             budget: bytes of K and V of all layers together.
@@ -212,12 +212,15 @@ class LadderSizes:
         return self._most(self.n_pages, lambda n: self._reading(n, n_batch))
 
     def room_together(self, n_texts: int, n_ctx: int, n_batch: int) -> int:
-        """Tokens of so many texts together, of `n_ctx` each at most, whichever of them goes on next
-        in such a batch: of as few texts as can be, since each has pages that stay as they are."""
+        """Tokens that `n_texts` texts can have together, with at most `n_ctx` each.
+
+        Any of them may go on next, with a batch of at most `n_batch` tokens. The tokens are counted
+        in as few texts as possible, since each text has pages that stay as they are.
+        """
         each = -(-n_ctx // self.page_tokens)
 
         def needed(whole: int, n_pages: int) -> int:
-            """Of some whole texts and of one with fewer pages."""
+            """Units that `whole` texts of full length and one with `n_pages` pages take."""
             kinds = [n for n, are in ((each, whole), (n_pages, n_pages)) if are]
             waiting = whole * self._waiting(each) + self._waiting(n_pages)
             return waiting + max(self._reading(n, n_batch) - self._waiting(n) for n in kinds)
@@ -233,7 +236,7 @@ class LadderSizes:
         return bisect_left(range(1, n + 1), True, key=lambda i: units(i) > self.n_units)
 
     def _reading(self, n_pages: int, n_batch: int) -> int:
-        """Units that a text of so many pages takes at least while it goes on."""
+        """The least units that a text of `n_pages` pages takes while it goes on."""
         before = max(0, self.pinned.tail - 1)
         across = (before + self.batch(n_batch) + self.page_tokens - 2) // self.page_tokens + 1
         lowest = self.units[self.n_open(self.n_sink) - 1]
@@ -243,12 +246,13 @@ class LadderSizes:
         return max(least, begun * self.units[0])
 
     def _waiting(self, n_pages: int) -> int:
-        """Units that a text of so many pages may keep while another one goes on."""
+        """Units that a text of `n_pages` pages may keep while another one goes on."""
         across = (max(1, self.pinned.tail) + self.page_tokens - 2) // self.page_tokens + 1
         return self._with_newest(n_pages, across, self.units[0])
 
     def _with_newest(self, n_pages: int, across: int, each: int) -> int:
-        """Units of a text's pages, so many of them the newest; all others have the last types."""
+        """Units of a text's `n_pages` pages: the sink's are on the first rung, the `across` newest
+        ones take `each` units, and all others are on the last rung."""
         sink = min(n_pages, self.n_sink)
         newest = min(n_pages - sink, across)
         packed = n_pages - sink - newest
@@ -257,7 +261,7 @@ class LadderSizes:
     def landing(
         self, free: int, n: int, *, n_open: int, still_open: Sequence[int] = ()
     ) -> int | None:
-        """The highest rung of the first `n_open` on which `n` new pages fit in so many units.
+        """The highest of the first `n_open` rungs where `n` new pages fit in `free` units, or None.
 
         Args:
             still_open: the rungs of pages that go down to it as well, if they are higher.
@@ -292,8 +296,8 @@ class LadderSizes:
 
 
 def lowering_order(rung: int, place: int) -> tuple[int, bool, int]:
-    """The order in which pages go down: all of a rung first, the oldest first, and that of the
-    first tokens last."""
+    """The order in which pages go down: rung by rung from the first, and on each rung the oldest
+    first, but the page with a text's first tokens last."""
     return rung, place == 0, place
 
 

@@ -63,7 +63,7 @@ class Requantised:
 
 
 class LadderPool(PagePool):
-    """As `PagePool`.
+    """A `PagePool` whose pages are on the rungs of a ladder.
 
     Args:
         sizes: of the arena.
@@ -204,7 +204,7 @@ class LadderPool(PagePool):
             return False
 
     def is_due(self, length: int) -> bool:
-        """Whether a sequence of so many tokens soon takes a page that there is no room for yet."""
+        """Whether a sequence of `length` tokens soon takes a page that there is no room for yet."""
         left = -length % PAGE_TOKENS
         return left < STEPS_AHEAD and length + left < self.end and self._lacks_units()
 
@@ -272,7 +272,7 @@ class LadderPool(PagePool):
         return rung
 
     def _make_room(self, n: int) -> bool:
-        """Have `n` units free; whether there were so many to be had."""
+        """Make at least `n` units free; return whether that worked."""
         while self.runs.n_free < n and self.keeper.make_room():
             pass
         if self.runs.n_free < n:
@@ -346,7 +346,7 @@ class Runs:
         return [owner for _, owner in self._order]
 
     def _gaps(self) -> list[tuple[int, int]]:
-        """(first, units) of the gap before each run, and behind the last."""
+        """(first, units) of the gap before each run, and after the last."""
         found, at = list[tuple[int, int]](), 0
         for first, owner in self._order:
             found.append((at, first - at))
@@ -376,8 +376,8 @@ class Runs:
         del self._order[bisect_left(self._order, (first, owner))]
 
     def keep(self, sizes: Mapping[int, int]) -> None:
-        """Leave those of these owners that have a run so many of its first units, and all others
-        none, whatever an exception between two instructions has left."""
+        """Cut the run of each owner in `sizes` to its first `sizes[owner]` units, and take away all
+        other runs. It works on whatever an exception between two instructions has left."""
         self._sizes = {owner: n for owner, n in sizes.items() if owner in self._firsts}
         self._firsts = {owner: self._firsts[owner] for owner in self._sizes}
         self._order = sorted((first, owner) for owner, first in self._firsts.items())
@@ -410,7 +410,7 @@ class Runs:
 
 
 Planes = tuple[tuple[Array, ...], tuple[Array, ...]]
-"""Of K and of V."""
+"""The planes of K and of V."""
 
 
 class LadderRows:
@@ -432,8 +432,8 @@ class LadderRows:
     def planes(self, layer: int, rung: int) -> Planes:
         """The planes of a rung: uint8 [places, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
 
-        A page at place p begins at unit p, K's planes first. Places of pages that are in use are
-        as far apart as these are long; the planes of other rungs are views of the same bytes.
+        A page at place p begins at unit p, K's planes first. Pages that are in use don't overlap.
+        The planes of other rungs are views of the same bytes.
         """
         spec, group, sizes = self.layout.segments[rung], self.layout.group, self.sizes
         n_places = max(0, sizes.n_units - sizes.units[rung] + 1)
@@ -466,7 +466,7 @@ class RungPages:
 
     Attributes:
         places: of the pages.
-        n_rows: in them, those of new tokens included.
+        n_rows: rows in these pages, including the rows of new tokens.
         first: the position of row 0 by which new rows get theirs, if they go here; else 0.
         grows: new rows go here; then the pages that they go to are the last ones.
     """
@@ -478,7 +478,7 @@ class RungPages:
 
 
 def rung_pages(pool: LadderPool, rung: int, pages: Seq[int], position: int, end: int) -> RungPages:
-    """Of a sequence with `pages`, whose new tokens are those from `position` to `end` - 1."""
+    """A sequence's pages on a rung. Its new tokens are at positions `position` to `end` - 1."""
     n_full = position // PAGE_TOKENS
     found = [page for page in pages[:n_full] if pool.rungs[page] == rung]
     n_rows, first = PAGE_TOKENS * len(found), 0

@@ -46,8 +46,8 @@ class Tail:
     Attributes:
         start: the first position that is packed: the number of tokens of the sink.
         newest: tokens of the tail at least, a token itself included, as far as there are some.
-        group: tokens that are packed together: the tail begins at a multiple of them, counted from
-            `start`, and those of an open group are in it.
+        group: tokens that are packed together. The tail begins at a multiple of `group`, counted
+            from `start`, and includes the tokens of an open group.
     """
 
     start: int
@@ -61,8 +61,8 @@ class Tail:
 
     @property
     def skipped(self) -> int:
-        """Rows before that of `start`, in the pages that the tail shares with the sink: so many
-        that a group lies in one page."""
+        """Rows before the row of `start`, in the pages that the tail shares with the sink. They
+        are a multiple of a group, so that each group lies in one page."""
         return -(-self.start // self.group) * self.group
 
     def begin(self, position: Any) -> Any:
@@ -83,7 +83,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class ExactRows:
-    """What of a group of layers is stored in f16 besides the packed rows.
+    """The rows of a group of layers that are stored in f16, in addition to the packed ones.
 
     Attributes:
         sink: tokens.
@@ -143,7 +143,7 @@ V_ROTATION = 64
 
 
 LEAST_SHARE_OF_CONTEXT = 4
-"""A window is kept twice, for a checkpoint, where it is at most one part of so many."""
+"""A window is kept twice, for a checkpoint, if the context is at least this many times as long."""
 
 
 def pages_for(n_tokens: int) -> int:
@@ -189,7 +189,7 @@ class PoolLayout:
         segment: the index of the segment whose types they have.
         first, end: positions whose rows they hold.
         most: pages that one sequence has at most.
-        kept: pages at the beginning that are never given back: those of the sink.
+        kept: pages at the beginning that hold the sink; they are never given back.
     """
 
     segment: int
@@ -199,9 +199,11 @@ class PoolLayout:
     kept: int = 0
 
     def n_pages(self, n_sequences: int, n_tokens: int | None) -> int:
-        """Pages that there are for so many sequences, which have `n_tokens` together at most; None
-        for as many as each can have. Where a sequence never needs those of all its tokens, each
-        has its own."""
+        """Pages for `n_sequences` sequences that have at most `n_tokens` together.
+
+        None gives each sequence as many as it can have. So does a pool where a sequence never needs
+        pages for all its tokens.
+        """
         n = self.most * n_sequences
         if n_tokens is None or self.most < pages_for(self.end - self.first):
             return n
@@ -225,7 +227,7 @@ class GroupLayout:
     pinned: Pinned = NOT_PINNED
 
     def ladder(self, n_ctx: int, n_sequences: int = 1) -> LadderSizes:
-        """How the arena of a ladder is divided, for so many sequences of `n_ctx` tokens at most."""
+        """How a ladder's arena is divided for `n_sequences` sequences of at most `n_ctx` tokens."""
         assert self.budget is not None
         pairs = [(spec.type_k, spec.type_v) for spec in self.segments]
         n_pages = n_sequences * pages_for(n_ctx)
@@ -305,7 +307,7 @@ class GroupLayout:
         return bounds
 
     def pools(self, n_ctx: int, n_batch: int | None = None) -> tuple[PoolLayout, ...]:
-        """The pages of the segments. Those of a sink come with the tail's, if there is a tail."""
+        """The pages of the segments. If there is a tail, the sink's pages come with the tail's."""
         pools, bounds, most = (
             list[PoolLayout](),
             self.bounds(n_ctx),
@@ -332,8 +334,8 @@ class GroupLayout:
 
 
 def _tail_pages(tail: Tail, n_batch: int) -> int:
-    """Pages that hold the rows of a batch and the tail before it; or, while tokens are generated,
-    their tail and that of the end of the prompt."""
+    """Pages that hold the rows of a batch and the tail before it. While tokens are generated, they
+    hold the tail of these tokens and the tail at the end of the prompt."""
     before = tail.reach - 1
     decoding = pages_across(before + DECODED_AT_ONCE) + pages_across(before + 1)
     return max(pages_across(before + max(n_batch, DECODED_AT_ONCE)), decoding)
@@ -342,7 +344,7 @@ def _tail_pages(tail: Tail, n_batch: int) -> int:
 def uniform_layouts(
     *, n_layers: int, n_kv_heads: int, head_dim: int, segments: Iterable[SegmentSpec]
 ) -> tuple[GroupLayout, ...]:
-    """Of layers that are all alike, without a model."""
+    """The layout of layers that are all alike, without a model."""
     group = CacheGroup(n_kv_heads, head_dim, head_dim, 0, tuple(range(n_layers)))
     return (GroupLayout(group, tuple(segments)),)
 
@@ -365,13 +367,13 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
 
 
 def ladder_layout(layouts: Iterable[GroupLayout]) -> GroupLayout:
-    """That of the layers whose pages change their types; there is one in a cache with a budget."""
+    """The layout of the layers whose pages change types. A cache with a budget has one."""
     return next(layout for layout in layouts if layout.budget is not None)
 
 
 def typed_groups(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[CacheGroup, ...]:
-    """The groups of layers that are stored alike: those of the model, or, where layers have types
-    of their own, the layers of each that have the same pair."""
+    """The groups of layers that are stored alike. They are the model's groups. If the cache has
+    types by layer, each group is divided into the layers with the same pair."""
     if not cache.layer_types:
         return tuple(groups)
     found = list[CacheGroup]()
@@ -510,13 +512,13 @@ Counts = Sequence[int]
 
 
 def bytes_of(layout: GroupLayout, counts: Counts) -> int:
-    """Bytes of so many rows: K and V of all layers and heads of the group."""
+    """Bytes of the rows that `counts` lists: K and V of all layers and heads of the group."""
     rows = zip(layout.segments, counts, strict=True)
     return sum(n * layout.segment_row_bytes(spec) for spec, n in rows)
 
 
 def exact_bytes(layout: GroupLayout, counts: Counts) -> int:
-    """Those of the rows of a tail and a sink among them."""
+    """Bytes of the rows that `counts` lists for a tail and a sink."""
     packed = layout.segments.index(layout.packed)
     return bytes_of(layout, [0 if i == packed else n for i, n in enumerate(counts)])
 
@@ -542,12 +544,12 @@ def kept_rows(layout: GroupLayout, n_tokens: int, n_batch: int | None = None) ->
 
 
 def read_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
-    """Rows that new tokens behind `n_before` others see, their own included, each once."""
+    """Rows that new tokens after `n_before` others see, their own included, each counted once."""
     counts, stop = list[int](), n_before + n_new
     spans, tail = [(n_before, stop - 1)], layout.packed.tail
     if tail is not None and (layout.reach or not tail.newest):
-        # rows that leave a window before they are behind the tail are not read packed, nor is the
-        # last row of a group read from a tail that has no more than an open group
+        # a row that leaves a window before it leaves the tail is never read packed, and a tail that
+        # has no more than an open group is not read for the last row of a group
         spans = [(position, position) for position in range(n_before, stop)]
     for spec, (first, bound) in zip(layout.segments, layout.bounds(stop), strict=True):
         n_rows = done = 0
@@ -564,8 +566,8 @@ def read_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
 
 
 def written_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
-    """Rows that are stored with new tokens behind `n_before` others: those of whole groups where
-    several are packed together."""
+    """Rows that are stored with new tokens after `n_before` others. Types that pack several rows
+    together store whole groups only."""
     end, counts = n_before + n_new, list[int]()
     for spec, (first, bound) in zip(layout.segments, layout.bounds(end), strict=True):
         tail, begin, last = spec.tail, n_before, end
@@ -580,9 +582,9 @@ def written_rows(layout: GroupLayout, n_before: int, n_new: int) -> list[int]:
 def allocated_bits(cache: CacheConfig, groups: Iterable[CacheGroup], n_batch: int) -> float:
     """Bits per value of K and V in a sequence's context.
 
-    Those of packed rows with their scales, for which all layers count alike; and what the pages in
-    f16 add that are there for a tail and a sink, in relation to the pages of an f16 cache, of which
-    layers with a window keep fewer.
+    This is the sum of two parts. One is the bits of packed rows with their scales, for which all
+    layers count alike. The other is what pages in f16 add for a tail and a sink. It is relative to
+    the pages of an f16 cache, where layers with a window keep fewer pages.
 
     Args:
         n_batch: most tokens of a batch, which a tail has room for.
@@ -601,7 +603,7 @@ def allocated_bits(cache: CacheConfig, groups: Iterable[CacheGroup], n_batch: in
 
 
 def in_words(layer_types: Sequence[tuple[str, str] | None]) -> str:
-    """Runs of layers with the same pair, "0-3 q8_0/q4_0, 4 q5_1/q5_1", without those of none."""
+    """Runs of layers with one pair, "0-3 q8_0/q4_0, 4 q5_1/q5_1"; skips layers without a pair."""
     runs = list[str]()
     for pair, items in groupby(enumerate(layer_types), key=lambda item: item[1]):
         layers = [layer for layer, _ in items]
@@ -634,7 +636,7 @@ class CodebookUse(NamedTuple):
 
     Attributes:
         type: the cache type that selects from it.
-        is_measured: it comes from a profile; else it is that of normal numbers.
+        is_measured: it comes from a profile; else it is the codebook of normal numbers.
     """
 
     layer: int
@@ -644,8 +646,8 @@ class CodebookUse(NamedTuple):
 
 
 def codebooks_in_words(uses: Iterable[CodebookUse]) -> str:
-    """As "K nuq3, V nuq4: of the profile"; layers are named where others of the same side and type
-    have codebooks of the other kind."""
+    """Say where codebooks come from, "K nuq3, V nuq4: of the profile". Layers are named where other
+    layers have a codebook of the other kind for the same side and type."""
     found = dict[bool, dict[str, list[int]]]({True: {}, False: {}})
     for use in sorted(set(uses), key=lambda use: (use.side, use.type, use.layer)):
         found[use.is_measured].setdefault(f"{use.side.upper()} {use.type}", []).append(use.layer)

@@ -67,8 +67,8 @@ class Sequence:
         exact_from: of each pool, the position before which the rows of a tail are lost: the
             sequence was cut back further than they reach. 0 if none are.
         slot: its place among the states of recurrent layers, or `NO_SLOT`.
-        n_stepped: tokens that its states have seen; they may be ahead of `length`. -1 if it has no
-            states but those of checkpoints.
+        n_stepped: tokens that its states have seen; they may be ahead of `length`. -1 if its only
+            states are in checkpoints.
         kept: checkpoints of its states, in order of their lengths.
         cut_to: the length that it was cut back to, or forked at, last; -1 if it never was.
     """
@@ -201,8 +201,8 @@ class PagePool:
         return max(0, end - self.first)
 
     def first_place(self, position: int) -> int:
-        """The place of the first page that the token at `position`, or a later one, needs, besides
-        those of a sink."""
+        """The place of the first page that the token at `position` or a later one needs. Pages of a
+        sink don't count, as they are always needed."""
         needed = self.tail or self.layout
         return max(0, needed.first_needed(position) - self.first) // PAGE_TOKENS
 
@@ -217,8 +217,8 @@ class PagePool:
         return min(self.n_places(length), self.most) - min(len(held), self.most)
 
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
-        """Take the pages for `length` tokens of a sequence, of which those from `position` on are
-        still to be evaluated.
+        """Take the pages for `length` tokens of a sequence. The tokens from `position` on are still
+        to be evaluated.
 
         Raises:
             NoPageError: no page is free.
@@ -245,7 +245,7 @@ class PagePool:
         return bool(self.free)
 
     def has_room_for(self, n: int, spare: Seq[int], begun: Seq[int]) -> bool:
-        """Whether so many pages are free once others are given back.
+        """Whether `n` pages are free once others are given back.
 
         Args:
             spare: those others.
@@ -292,8 +292,8 @@ class PagePool:
     def gap(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int | None:
         """The first position whose rows a sequence cut back to `length` would lack, or None.
 
-        What a tail lacks can be read packed, but for tokens that are not packed yet, those of an
-        open group.
+        Rows that a tail lacks can be read packed, except the rows of an open group: they are not
+        packed yet.
 
         Args:
             exactly: nothing is to be read packed that never was before.
@@ -403,7 +403,7 @@ def _slot(pages: list[int], row: int) -> int:
 
 
 def segment_rows(layout: GroupLayout, n_ctx: int, first_pool: int) -> list[SegmentRows]:
-    """Of a group's segments, whose pools begin with number `first_pool`."""
+    """The rows of each of a group's segments, whose pools are numbered from `first_pool` on."""
     bounds, last = layout.bounds(n_ctx), len(layout.segments) - 1
     tail_pool, tail_first = None, 0
     if layout.segments[last].is_tail:

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 LayerTypes = tuple[tuple[str, str] | None, ...]
-"""As `CacheConfig.layer_types` has them."""
+"""The types of K and V of each layer, in the form of `CacheConfig.layer_types`."""
 
 DEFAULT_BITS = 5.0
 """Bits per value where a profile is used and nobody says how many."""
 
 OUTLIER = 6.0
-"""A channel is an outlier if its magnitude is so many times the median of its head's channels."""
+"""An outlier's magnitude is more than this many times the median of its head's channels."""
 
 _SLACK = 1e-6
-"""Of bits, which are sums of fractions."""
+"""How much sums of bits may be off, since they add fractions."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SideFacts:
 
 
 def packed_ranges(lo: NDArray[np.float32], hi: NDArray[np.float32]) -> str:
-    """As `SideFacts` has them, of [n_heads, n_channels] each."""
+    """Pack least and largest values, [n_heads, n_channels] each, in the form of `SideFacts`."""
     import numpy as np
 
     values = np.stack([lo, hi], -1).astype(np.float32)
@@ -111,7 +111,7 @@ def packed_ranges(lo: NDArray[np.float32], hi: NDArray[np.float32]) -> str:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """Of one layer that stores rows; latents and rotated parts of keys where it keeps these."""
+    """One layer that stores rows; they are latents and rotated parts of keys if it keeps these."""
 
     k: SideFacts
     v: SideFacts
@@ -123,12 +123,12 @@ class TypeList:
 
     Attributes:
         layers: types of K and of V, None for a layer without rows.
-        bits: per value of packed rows, on average; `allocated_bits` has those of a cache.
+        bits: per value of packed rows, on average; `allocated_bits` counts those in a cache.
         bytes_per_token: of packed rows of K and V.
         predicted: the sum of the divergences that the types cost alone.
         verified: the divergence with all of them at once.
         kv_tail, kv_sink: tokens in f16 that all packed layers have, and had while this was
-            measured; None for those that types have by themselves.
+            measured; None for what types have by themselves.
     """
 
     layers: LayerTypes
@@ -172,8 +172,8 @@ class KVProfile:
         layers: in the model's order; None for one without rows.
         lists: types by layer for growing budgets, with a tail and without.
         uniform: of types that all layers have: whether predictions hold, and to compare with.
-        pairs: the divergence of other pairs that all layers have, such as those of presets, by
-            "K/V", each with the tail and the sink that it has by itself.
+        pairs: the divergence of other pairs that all layers have, such as the pairs of presets, by
+            "K/V". Each has the tail and the sink that it has by itself.
     """
 
     model: str
@@ -230,7 +230,7 @@ class KVProfile:
 
     @property
     def codebooks(self) -> tuple[KVCodebook, ...]:
-        """Those of all layers."""
+        """The codebooks of all layers."""
         return tuple(
             KVCodebook(i, side, numbers)
             for i, layer in enumerate(self.layers)
@@ -273,11 +273,11 @@ class KVProfile:
 KIND, VERSION = "localkv KV profile", 1
 _MOST_PROFILE = 64 << 20
 MOST_LAYERS, MOST_CHANNELS = 1 << 12, 1 << 16
-"""Of a model, and of all heads of a layer."""
+"""Most layers of a model, and most channels of all heads of a layer."""
 
 HINT = "localkv calibrate -m MODEL -o FILE makes one"
 LARGEST_EXPONENT = 8
-"""Of a channel that is smoothed, up or down."""
+"""The largest exponent of a channel that is smoothed, up or down."""
 
 _LISTS = ("lists", "uniform")
 _NUMBERS = ("bits", "predicted", "verified")
@@ -327,7 +327,7 @@ def read_profile(path: str | os.PathLike[str]) -> KVProfile:
 
 
 def _halves(raw: bytes) -> list[float]:
-    """Of little endian float16."""
+    """The numbers that little endian float16 values stand for."""
     return [value for (value,) in struct.iter_unpack("<e", raw)]
 
 
@@ -516,7 +516,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """The normal numbers of float32."""
 
 _MOST_SCALES = 64 << 20
-"""Of a file of scales; 1000 layers of 1000 heads take half of that."""
+"""Most bytes of a file of scales; 1000 layers of 1000 heads take half of that."""
 
 _COUNTS = ("n_layers", "n_kv_heads", "head_dim")
 _ROTATIONS = ("rotation_k", "rotation_v")
@@ -529,7 +529,7 @@ def head_scales(absmax: Iterable[float], type_name: str) -> list[float]:
 
 
 def wants_scales(types: Iterable[str]) -> list[str]:
-    """Those of some cache types whose rows are scaled by head."""
+    """Pick the cache types whose rows are scaled by head."""
     return [name for name in types if name in KV_FORMATS and KV_FORMATS[name].scales_by_head]
 
 
@@ -652,7 +652,7 @@ def write_kv_scales(path: str | os.PathLike[str], scales: KVScales) -> None:
 
 
 def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
-    """Read a file of scales, or those of a KV profile.
+    """Read the scales of a file of scales or of a KV profile.
 
     Raises:
         UsageError: it can't be read, or is not such a file, or holds an impossible value.

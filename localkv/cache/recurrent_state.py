@@ -2,8 +2,8 @@
 
 A state has a constant size and takes in a token after the other; it can't be cut back. A sequence
 that is to lose tokens goes on from a *checkpoint*, a copy of all its states at some earlier length,
-in the host's memory, or from the start. There are at most so many, some tokens apart; where one has
-to go, it is one whose neighbours are near for how long ago that is.
+in the host's memory, or from the start. `CheckpointConfig` limits how many a sequence has, and how
+close they are. Where one has to go, it is one whose neighbours are near, given how old it is.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from localkv.errors import LocalKVError
 FLOAT = 4
 """Bytes of a float32."""
 LINE_FLOATS = 16
-"""Of a cache line, which no two layers share."""
+"""Floats of a cache line, which no two layers share."""
 
 NEAR_END = 8
 """Tokens before a prompt's end where there is a checkpoint: the same prompt is continued from
 there, as are those that differ in the tokens that open the answer."""
 LONG_PROMPT = 64
-"""Tokens behind the last checkpoint from which on a prompt is cut for this one; else it has one at
-its end."""
+"""A prompt with at least this many tokens after its last checkpoint is cut for the one near its
+end; a shorter one has a checkpoint at its end."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How many checkpoints a sequence has, and how many tokens they are apart at least."""
+    """How many checkpoints a sequence has at most, and the least tokens between two of them."""
 
     most: int = 8
     step: int = 1024
@@ -44,12 +44,12 @@ def _padded(n: int) -> int:
 
 
 def floats_of(layers: Seq[LayerState]) -> int:
-    """Of the states of one sequence."""
+    """Floats of the states of one sequence."""
     return sum(_padded(n) for layer in layers for n in layer.state.n_floats)
 
 
 def state_bytes(layers: Seq[LayerState], *, n_sequences: int = 1) -> int:
-    """That `RecurrentStates` allocates."""
+    """Bytes that `RecurrentStates` allocates."""
     return FLOAT * floats_of(layers) * n_sequences
 
 
@@ -57,7 +57,7 @@ class RecurrentStates:
     """The states of all recurrent layers and sequences.
 
     Args:
-        layers: those of the model that have states.
+        layers: the layers of the model that have states.
         n_sequences: how many are held at the same time.
         make_room: called when there are as many checkpoints as all of these have at most; whether
             a sequence that was only kept to be forked has given some back.
@@ -102,7 +102,7 @@ class RecurrentStates:
 
     @property
     def n_checkpoints(self) -> int:
-        """Of all sequences; several may have one together."""
+        """Checkpoints of all sequences; one that several of them share counts once."""
         return len(self._checkpoints)
 
     def free_slot(self, taken: Seq[Sequence]) -> int:

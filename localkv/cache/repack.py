@@ -32,8 +32,8 @@ def hadamard(x: Floats, block: int) -> Floats:
 def repack_page(
     arrays: Arrays, source: Segment, target: Segment, page: int, to: int | None = None
 ) -> None:
-    """Pack page `page` of a segment as page `to` of another one, or that of the same number, whose
-    bytes may be the same. Of rows that nobody stored any bytes come of any bytes."""
+    """Pack page `page` of a segment as page `to` of another one; `to` is `page` if it is None. Both
+    pages may have the same bytes. A row that nobody stored becomes a row of arbitrary bytes."""
     to = page if to is None else to
     found, copies = list[tuple[str, Floats]](), copied(arrays, source, target, page)
     for side in ("k", "v"):

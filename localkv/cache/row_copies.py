@@ -1,4 +1,4 @@
-"""Rows of a sequence, out of its pages and into those of another cache of the same layouts.
+"""Rows of a sequence, out of its pages and into pages of another cache with the same layouts.
 
 Rows are as the formats' references have them, whatever order the backend's pages are in. What no
 token has stored is zeros outside, and in the rest of the pages that are filled.
@@ -44,7 +44,7 @@ class HeldRows:
     rungs: tuple[int, ...] = ()
 
     def of(self, plane: PlaneRows) -> HeldRows:
-        """Those that are in a plane: of a ladder's, the pages on its rung."""
+        """The rows that are in a plane; in a ladder's plane, the rows of pages on its rung."""
         if plane.rung is None:
             return self
         others = (place for place, rung in enumerate(self.rungs) if rung != plane.rung)
@@ -200,8 +200,8 @@ def take_pages(cache: KVCache, sequence: Sequence, held: Seq[HeldRows]) -> bool:
 
 
 def dropped(pool: PagePool, length: int, held: HeldRows) -> set[int]:
-    """The places that a sequence of a pool does without: those that are gone, and the oldest of
-    those that it needs the least, if it may not have so many."""
+    """The places of a pool that a sequence does without: the ones that are gone, and, if the pool
+    doesn't allow it that many pages, the oldest that it needs least."""
     gone, n_places = set(held.gone), pool.n_places(length)
     needed = pool.first_place(length)
     for place in range(pool.kept, needed):
@@ -217,7 +217,7 @@ def _taken(pool: PagePool, held: HeldRows, place: int) -> int:
 
 
 def _rungs(pool: PagePool, sequence: Sequence) -> tuple[int, ...]:
-    """Of the pages that a sequence has of a ladder's pool."""
+    """The rungs of a sequence's pages in a ladder's pool; none in another pool."""
     if not isinstance(pool, LadderPool):
         return ()
     return tuple(pool.rungs[page] for page in sequence.pages[pool.index])

@@ -99,7 +99,8 @@ class Conversation:
     ) -> list[dict[str, str]]:
         """The prompt's messages, without an answer that is still empty.
 
-        Reasoning is apart, as `reasoning_content`: templates know of which turn a model reads it.
+        Reasoning has its own field, `reasoning_content`. Templates know in which turns a model
+        reads it.
 
         Args:
             system_prompt: comes first, unless it is blank.

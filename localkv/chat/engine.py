@@ -112,7 +112,7 @@ class EngineFacts:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The groups of layers, numbered as if they were one behind the other in the model."""
+        """The groups of layers, numbered as if they followed each other in the model."""
         windows = self.windows or (0,) * len(self.layers)
         latent = self.are_latent or (False,) * len(self.layers)
         sizes = zip(self.kv_heads, self.key_dims, self.value_dims, windows, strict=True)
@@ -124,7 +124,7 @@ class EngineFacts:
 
     @property
     def layer_types(self) -> tuple[tuple[str, str], ...]:
-        """As `CacheConfig` has them, of these layers; empty if all have the same."""
+        """Types of these layers, in the form of `CacheConfig`; empty if all have the same."""
         pairs = (tuple(pair.split("/")) for pair in self.pairs)
         return tuple(
             (k, v) for n, (k, v) in zip(self.layers, pairs, strict=False) for _ in range(n)

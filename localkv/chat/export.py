@@ -13,7 +13,7 @@ from localkv.chat.session import ChatSession
 from localkv.errors import UsageError, printable
 
 NAME_BYTES = 100
-"""Of a name that is made from a title: file systems take 255, some fewer."""
+"""Most bytes of a name that is made from a title: file systems take 255, some fewer."""
 
 
 def to_markdown(session: ChatSession) -> str:

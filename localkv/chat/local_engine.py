@@ -196,7 +196,7 @@ def _progress(stream: TextStream, n_batch: int) -> Iterator[PromptProgress]:
 
 
 def _deltas(stream: TextStream, pages: Callable[[], tuple[int, ...]]) -> Iterator[TextDelta]:
-    """Pieces of a stream, those of `DELTA_SECONDS` together, with the pages that there are then."""
+    """Join the pieces that come within `DELTA_SECONDS`, and add the pages that there are then."""
     stats = stream.stats
     texts: list[str] = []
     seconds: list[float] = []

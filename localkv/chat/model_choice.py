@@ -179,7 +179,7 @@ class Models:
 
 
 def _pair_within(bits: float) -> tuple[str, str]:
-    """Usual types of at most so many bits per value, or the smallest."""
+    """The first usual types of at most `bits` bits per value, or the last if none fits."""
 
     def bits_of(pair: tuple[str, str]) -> float:
         formats = [KV_FORMATS[name] for name in pair]

@@ -30,7 +30,7 @@ from localkv.loader.answer_tags import THINK_TAGS
 from localkv.sampling.params import SamplingParams
 
 CHARACTERS_PER_TOKEN = 4
-"""Of a server that can't count tokens."""
+"""An estimate for servers that can't count tokens."""
 SECONDS = 600.0
 """How long a server may say nothing."""
 _DEFAULTS = asdict(SamplingParams())

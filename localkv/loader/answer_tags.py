@@ -1,4 +1,4 @@
-"""The tags by which models set their reasoning, and calls of tools, apart from an answer.
+"""The tags that models put around their reasoning, and around calls of tools, in an answer.
 
 `REASONING_TAGS` is the one table of all families' tags of reasoning. gpt-oss has channels instead:
 each message of an answer names one. In a prompt they are tags like others; in a text `<think>` and
@@ -236,7 +236,7 @@ CALL_MARKERS = (
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),  # GLM
     "｜DSML｜",  # DeepSeek V3.2 and V4
 )
-"""The control tokens by which models set a call of a tool apart from an answer.
+"""The control tokens that models put around a call of a tool in an answer.
 
 They are part of an answer's text: without them nobody could tell which part of it is a call. In
 most vocabularies such markers are no control tokens, and so part of the text in any case."""

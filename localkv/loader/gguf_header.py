@@ -2,7 +2,7 @@
 
 A model file comes from the internet: no length, count or offset in it is used before it has been
 compared with the rest of the file, so a malformed file costs one line and no memory. The layout
-is that of ggml's `docs/gguf.md` and `gguf.cpp`; the meaning of keys is not known here.
+is described in ggml's `docs/gguf.md` and `gguf.cpp`. The meaning of keys is not known here.
 """
 
 from __future__ import annotations

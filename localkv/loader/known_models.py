@@ -47,7 +47,7 @@ class KnownModel:
         n_vocab: rows of the embedding.
         keys: metadata without the architecture's prefix.
         present: ends of names of the tensors that it has, of those that a file may do without.
-        tensors: shapes of tensors by which the family tells variants apart.
+        tensors: shapes of tensors by which the family distinguishes variants.
     """
 
     name: str

@@ -123,7 +123,7 @@ class TensorReader:
         return self._prepared(name, self._prepare(name, self.packed(name, *shape)))
 
     def late_matrix(self, name: str, *shape: int) -> PackedTensor:
-        """The same, which may be laid out after loading."""
+        """A matrix, or a stack of them, that may be laid out for the backend after loading."""
         if self.late is None:
             return self.matrix(name, *shape)
         packed = self.packed(name, *shape)

@@ -22,8 +22,8 @@ STDERR = "-"
 class AccessLog:
     """Where the lines go.
 
-    A file that was moved away is begun anew, as logrotate needs it. If it can't be written, the
-    first error is told, and requests go on.
+    If the file was moved away, a new one is begun, as logrotate needs it. If it can't be written,
+    the first error is told, and requests go on.
 
     Args:
         path: of the file; "-" for stderr.

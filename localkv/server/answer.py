@@ -1,4 +1,4 @@
-"""The text of an answer, taken apart while it comes: reasoning, calls of tools, and the rest."""
+"""Splits the text of an answer while it comes: into reasoning, calls of tools, and the rest."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Delta: TypeAlias = Content | Reasoning | CallBegun | CallArguments
 
 
 class AnswerReader:
-    """Takes the text of an answer apart.
+    """Splits the text of an answer into reasoning, calls of tools, and the rest.
 
     Args:
         keeps_reasoning: leave reasoning in the text, with its tags.
         calls: finds calls of tools in what is not reasoning.
-        opened: the tag of a reasoning that the prompt ends in, of which the text has only the rest.
+        opened: the tag of a reasoning that the prompt has begun; the text has only the rest of it.
 
     Attributes:
         content, reasoning: the texts so far.

@@ -1,4 +1,4 @@
-"""Answers of one request as they come, taken apart."""
+"""Answers of one request as they come, split into their parts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MOST_FILE = 1 << 20
 
 
 class ApiKeys:
-    """Keys, of which only digests are kept.
+    """Keys that a request may have. Only their digests are kept.
 
     Args:
         keys: what they are; none lets everybody in.
@@ -46,7 +46,7 @@ def given_key(headers: Mapping[str, str]) -> str:
 
 
 def read_keys(listed: str | None, path: str | os.PathLike[str] | None) -> frozenset[str]:
-    """Keys with commas between them, and those of a file, one a line.
+    """Read keys from a list with commas between them, and from a file with one a line.
 
     Raises:
         UsageError: the file can't be read, or where keys were to be there are none.

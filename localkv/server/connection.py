@@ -1,8 +1,9 @@
 """A connection of a client: uvicorn's, with limits on what it costs while it says nothing useful.
 
 uvicorn limits how long a connection may be idle after an answer. Here, a head must come in time and
-is limited in size, a client that does not read is cut off, and only so many are connected at once:
-fewer where the system gives the process few files, of which some are left for all else.
+is limited in size, and a client that does not read is cut off. At most `MOST_CONNECTIONS` are
+served at once. There are fewer where the system gives the process few files: some of these are left
+for all else.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Inbox:
 
 
 def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
-    """The model that the front asks for, of which it is told.
+    """Load the model that the front asks for, and tell the front of it.
 
     Raises:
         LocalKVError: it can't be loaded.

@@ -133,7 +133,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
             self._timer.cancel()
 
     def break_off(self, why: str) -> None:
-        """Those that are open will not be complete."""
+        """Tell the observer that the texts that are still open will not be complete."""
         if self.observer is not None:
             self.observer.broke_off(self._open, why)
 

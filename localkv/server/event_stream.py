@@ -29,7 +29,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 async def with_pings(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same, and a comment whenever nothing comes for a while."""
+    """Pass events on, and send a comment after every `PING_SECONDS` without one."""
     source = aiter(events)
     waiting: asyncio.Future[bytes] | None = None
     try:

@@ -41,7 +41,7 @@ class RequestError(LocalKVError):
         status: HTTP's.
         message: one line.
         hint: what would work.
-        type: instead of that of the status.
+        type: replaces the type that the status has.
         extra: further fields of the error's object.
         headers: of the answer.
     """

@@ -105,7 +105,7 @@ class Front:
 
     @property
     def facts(self) -> Facts:
-        """Of the loaded model.
+        """Facts of the loaded model.
 
         Raises:
             RequestError: it is loading, or its engine is started again.
@@ -163,7 +163,7 @@ class Front:
         """Call a function whose time grows with the body: in a thread, unless the body is small.
 
         Raises:
-            RequestError: as `apart`.
+            RequestError: the call fails, or too many calls of this client wait.
         """
         record = current.get()
         if record is None or record.n_body <= SMALL:
@@ -305,7 +305,7 @@ class Front:
         """Most tokens of an answer; None sets no limit.
 
         Args:
-            asked: what the request says, in fields of which the first counts.
+            asked: what fields of the request say; the first that is not None counts.
         """
         given = next((most for most in asked if most is not None), self.settings.max_tokens)
         return None if given is None or given < 0 else given
@@ -328,7 +328,7 @@ def with_seed(request: Submit, number: int) -> Submit:
 
 
 def opening_of(prompt: ChatPrompt) -> Opening:
-    """What the engine has to know of a prompt besides its tokens."""
+    """What the engine has to know of a prompt in addition to its tokens."""
     return Opening(
         prompt.opening,
         prompt.is_begun,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from localkv.errors import UsageError
 
 ANY, LOCAL, OPAQUE = "*", "localhost", "null"
-"""What stands for all origins, for those of this machine, and for pages that have none."""
+"""Words for all origins, for origins of this machine, and for pages that have none."""
 LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
 """Regular expression of an origin of this machine, at any port."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9a-f:.]+\])(:[0-9]+)?")

@@ -25,7 +25,7 @@ from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts
 
 OPEN_FILES = 4096
-"""Connections and files of the process, if the system allows so many."""
+"""Connections and files that the process may have open, if the system allows that many."""
 END_SECONDS = 2
 """How long answers have, once they are told that the engine is gone, to say so."""
 

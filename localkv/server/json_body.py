@@ -43,7 +43,7 @@ _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
 def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
-    """Of an endpoint: the type of its body, for the API's description."""
+    """Mark an endpoint with the type of its body, for the API's description."""
 
     _kinds.append(kind)
 
@@ -138,8 +138,8 @@ def nesting(body: bytes) -> Nesting:
     escapes are removed first, and then every quotation mark begins or ends a string.
 
     Raises:
-        RequestError: it is nested too deeply, or has so many values that they take much more time
-            and room than their text.
+        RequestError: it is nested too deeply, or its values would take much more time and room than
+            their text.
     """
     depth = deepest = n_parts = n_items = 0
     n_odd = 0.0

@@ -1,4 +1,4 @@
-"""What Prometheus reads: our names, and those of vLLM and llama-server for what is the same."""
+"""What Prometheus reads: our names, and the names that vLLM and llama-server have for the same."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _value(counter: Counter) -> float:
 
 
 def _renamed(histogram: Histogram, name: str) -> Metric:
-    """The same under another name."""
+    """A copy of a histogram's metric under another name."""
     family = next(iter(histogram.collect()))
     other = Metric(name, family.name, "histogram")
     other.samples = [

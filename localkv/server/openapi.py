@@ -29,8 +29,8 @@ def described(
     """The description of all endpoints.
 
     Args:
-        endpoints: path, methods, and who answers; its `body_type` is that of the body, its
-            docstring the summary.
+        endpoints: path, methods, and who answers; its `body_type` is the type of the body, and its
+            docstring is the summary.
         model_name: of the model that is served.
     """
     endpoints = list(endpoints)

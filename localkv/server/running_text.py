@@ -19,7 +19,7 @@ class RunningText:
     Args:
         id: the front's number of it.
         stream: the text.
-        tells_tokens: pieces say of which tokens they are.
+        tells_tokens: pieces name the tokens that they consist of.
         place: by which it can be saved; -1 for the one in which it runs.
     """
 
@@ -60,7 +60,7 @@ class RunningText:
 
     @property
     def ids(self) -> list[int]:
-        """Its tokens so far, those of the prompt included."""
+        """Its tokens so far, including the prompt's."""
         return self._generation.request.text.ids
 
     @property

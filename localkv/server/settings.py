@@ -37,20 +37,20 @@ class ServerSettings:
         reasoning_effort: how much the model reasons where a request says nothing; None leaves it to
             the template.
         prefills: an assistant's message that is the last one goes on, instead of being answered.
-        queue: requests that wait at most, besides those that run.
+        queue: most requests that wait while others run.
         timeout: seconds that a request may take.
-        api_keys: one of which a request must have; empty for anybody.
+        api_keys: a request must have one of these; empty for anybody.
         cors: origins that browsers may call it from.
         has_page: whether there is a page at `/`.
         has_metrics: whether there is `/metrics`.
         has_slots: whether `/slots` tells what runs.
-        allowed_hosts: names that it goes by, besides its address.
+        allowed_hosts: names that it goes by, in addition to its address.
         is_insecure: listen for other machines without a key.
         ssl_key, ssl_cert: files in PEM; None for no TLS.
         drain: seconds that running requests have when the server ends.
         log_file: where a line for each request goes; "-" for stderr, None for nowhere.
         state_dir: the folder of saved slots; None for none.
-        cache_per_key: requests share what was evaluated with those of the same key only.
+        cache_per_key: only requests with the same key share what was evaluated.
     """
 
     engine: EngineOptions

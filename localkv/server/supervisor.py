@@ -15,7 +15,7 @@ from localkv.server.engine_client import EngineClient, EngineFailedError
 from localkv.server.wire import Facts, Progress, Status
 
 MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
-"""So many engines may die in so short a time; then the server ends."""
+"""The server ends once `MOST_DEATHS` engines die within `WITHIN_SECONDS`."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before the next one is started, which double from death to death."""
 
@@ -51,7 +51,7 @@ class Supervisor:
 
     @property
     def total(self) -> Status:
-        """What all engines did so far; the rest is that of the one that runs."""
+        """Counts of all engines so far; all else is the status of the engine that runs."""
         now, before = self.client.status, self._before
         counts = {
             name: getattr(now, name) + getattr(before, name)
@@ -67,7 +67,7 @@ class Supervisor:
 
     @property
     def facts(self) -> Facts | None:
-        """Of the model; None while no engine has it."""
+        """Facts of the model; None while no engine has it."""
         return self.client.facts if self.client.is_running else None
 
     @property

@@ -37,7 +37,7 @@ class Load(Message, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What `ChatPrompt` says of the place where an answer begins, apart from its tokens."""
+    """What `ChatPrompt` says of the place where an answer begins, without its tokens."""
 
     opening: str = ""
     is_begun: bool = False
@@ -59,8 +59,8 @@ class Submit(Message, frozen=True):
         logprobs: alternatives of each token; None for none, and no probabilities at all.
         chat: where an answer begins; None for plain text.
         grammar: what the text has to be.
-        tells_tokens: its pieces say of which tokens they are.
-        after_samplers: logprobs are those of the distribution that tokens are drawn from.
+        tells_tokens: its pieces name the tokens that they consist of.
+        after_samplers: logprobs belong to the distribution that tokens are drawn from.
         salt: only texts with the same share rows of the cache.
         reuses: rows that the cache has of the prompt are taken.
         place: by which it can be saved; -1 for the one in which it runs.
@@ -115,7 +115,7 @@ class SlotAction(Message, frozen=True):
 
 
 class SlotDone(Message, frozen=True):
-    """It is done: so many tokens and bytes, in so many milliseconds."""
+    """It is done. Says how many tokens and bytes it took, and how many milliseconds."""
 
     id: int
     n_tokens: int
@@ -190,7 +190,7 @@ class Refused(Message, frozen=True):
 
 
 class Reading(Message, frozen=True):
-    """So many tokens of a request's prompt are evaluated, `n_cached` of which were so before."""
+    """`n_held` of a prompt's `n_prompt` tokens are evaluated; `n_cached` of them were so before."""
 
     id: int
     n_prompt: int

@@ -1,11 +1,12 @@
 """q2_0: 2-bit codes and a scale, `x = d (2 q - 3)`, of `bits.two_bit_codes`.
 
 Values are -3, -1, 1 and 3 times d, so 0 has no code: one side longer than the other, as in `q4_0`,
-costs more at two bits. Codes are chosen with a scale of the largest magnitude / 4.5, about that of
-the least squared error for Gaussian blocks; then the scale becomes the one of the least squared
-error. The error (NMSE) is 0.112 of Gaussian values and 0.078 of values with outliers that have been
-rotated, where the rule of `q4_0` makes 0.131 and 0.110, and the middles of four equal steps
-(exllamav3) 0.126 and 0.082. Outliers that aren't rotated are its weakness: 0.50, not 0.10.
+costs more at two bits. Codes are chosen with a scale of the largest magnitude / 4.5, which is about
+the scale with the least squared error for Gaussian blocks. Then the scale becomes the one with the
+least squared error for the codes. The error (NMSE) is 0.112 of Gaussian values and 0.078 of values
+with outliers that have been rotated, where the rule of `q4_0` makes 0.131 and 0.110, and the
+middles of four equal steps (exllamav3) 0.126 and 0.082. Outliers that aren't rotated are its
+weakness: 0.50, not 0.10.
 """
 
 from __future__ import annotations

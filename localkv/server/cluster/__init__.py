@@ -1,1 +1,1 @@
-"""Several engines behind one address, on Ray Serve. It needs `localkv[ray]`."""
+"""Several engines that share one address, on Ray Serve. It needs `localkv[ray]`."""

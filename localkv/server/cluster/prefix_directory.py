@@ -73,7 +73,7 @@ class PrefixDirectory:
         return next(iter(known.values())) if known and full else 0
 
     def known(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """Of engines that were sent the beginning of a request: how many chunks of it."""
+        """How many first chunks of a request each engine was sent; engines with 0 are left out."""
         found = dict[str, int]()
         engines = self._engines.get(keys[0], set()) if keys else set()
         for n, key in enumerate(keys, 1):

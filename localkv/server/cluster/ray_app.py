@@ -51,7 +51,7 @@ PATIENCE = 10.0
 ENGINES = "Engine"
 """Ray's name for the engines."""
 ENGINE_HEADER = b"x-localkv-engine"
-"""Of an answer: the engine that it comes from."""
+"""The header of an answer that names the engine that it comes from."""
 
 
 class Forwarded(msgspec.Struct):
@@ -103,7 +103,7 @@ class PrefixRouter(RequestRouter):
 def _keys_of(request: PendingRequest | None) -> list[bytes]:
     if request is None or not request.args:
         return []
-    # Ray may have made the class of the argument anew, so that it is none of this module's
+    # Ray may have made a new class for the argument, which is none of this module's
     keys: list[bytes] = getattr(request.args[0], "keys", [])
     return keys
 

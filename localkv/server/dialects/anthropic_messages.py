@@ -89,7 +89,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 def chat_body(body: CountBody) -> ChatBody:
-    """The same request in OpenAI's words.
+    """Translate a request to OpenAI's chat API.
 
     Raises:
         RequestError: it has a part that is not supported.
@@ -304,7 +304,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _rendered(events: Iterable[PartEvent]) -> list[bytes]:
-    """Events of parts as those of content blocks."""
+    """Render events of parts as events of content blocks."""
     return [one for part in events for one in _block_events(part)]
 
 

@@ -245,7 +245,7 @@ class NativeAnswer:
         return final
 
     def _probabilities(self, tokens: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
-        """Those of tokens: logarithms before samplers, or after them as they are."""
+        """Probabilities of tokens: logarithms before samplers, or plain values after them."""
         items: list[dict[str, Any]] = as_openai(tokens)["content"]
         if not self.body.post_sampling_probs:
             return items

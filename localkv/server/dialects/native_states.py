@@ -80,6 +80,6 @@ def _path(folder: str, name: str, *, is_there: bool) -> Path:
 
 
 def _without_folder(error: RequestError, folder: str) -> RequestError:
-    """The same, without the server's paths."""
+    """Copy an error, without the server's paths in its message."""
     message = error.message.replace(folder.rstrip(os.sep) + os.sep, "")
     return RequestError(error.status, message, error.hint, headers=error.headers)

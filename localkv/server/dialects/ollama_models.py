@@ -99,8 +99,8 @@ def _capabilities(model: PromptModel) -> list[str]:
 
 
 def _model_info(front: Front, model: PromptModel) -> dict[str, Any]:
-    """The file's metadata; the length of the context is that of the server, for which clients
-    look here."""
+    """The file's metadata. The length of the context is the server's, since clients look for it
+    here."""
     metadata = model.gguf.metadata
     info = dict[str, Any]()
     for key in metadata:

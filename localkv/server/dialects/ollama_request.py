@@ -17,7 +17,7 @@ from localkv.server.request_record import warn
 from localkv.server.sampling_fields import SamplingFields
 
 LATEST = ":latest"
-"""The tag that ollama puts behind names that have none."""
+"""The tag that ollama adds to names that have none."""
 
 
 class Options(SamplingFields, kw_only=True):
@@ -100,7 +100,7 @@ async def check(front: Front, body: Body) -> Options:
 
 
 def chat_body(body: ChatRequest | GenerateRequest, options: Options) -> ChatBody:
-    """The same conversation in OpenAI's words.
+    """Translate a conversation to OpenAI's chat API.
 
     Raises:
         RequestError: it has a part that is not supported.

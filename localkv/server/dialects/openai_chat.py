@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: OpenAI's chat API, with llama-server's fields besides."""
+"""`/v1/chat/completions`: OpenAI's chat API, with llama-server's fields added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Choice:
     """One answer while it comes.
 
     Args:
-        reader: takes its text apart.
+        reader: splits its text into reasoning, calls of tools, and the rest.
     """
 
     def __init__(self, reader: AnswerReader) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: OpenAI's API for plain text, with llama-server's fields besides."""
+"""`/v1/completions`: OpenAI's API for plain text, with llama-server's fields added."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
 
 
 def chat_body(body: ResponsesBody) -> ChatBody:
-    """The same request in the words of the chat API.
+    """Translate a request to the chat API.
 
     Raises:
         RequestError: it has a part that is not supported.

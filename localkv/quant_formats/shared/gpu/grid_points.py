@@ -91,7 +91,7 @@ def load_two_words(plane, row, n, at, ok, EVEN: tl.constexpr):
 
 @triton.jit
 def load_four_words(plane, row, n, at, ok, EVEN: tl.constexpr):
-    """The same, four times."""
+    """Four times int32 [rows, units]: the words of units `at`; a row has `n` units."""
     found = load_words(plane, row, 4 * n, at, ok, 4, EVEN)
     even, odd = tl.split(tl.reshape(found, (found.shape[0], found.shape[1], 2, 2)))
     first, third = tl.split(even)
