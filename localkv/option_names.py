@@ -1,6 +1,6 @@
 """The right name for a mistyped one, and the errors that suggest it.
 
-Options have llama.cpp's names. Users bring those of other libraries along.
+Options have llama.cpp's names. Users often type the names that other libraries use.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _bare(name: str) -> str:
 
 
 def _between(one: str, other: str) -> int:
-    """How far apart the characters of two names are."""
+    """The sum of distances between characters of two names: 10 if they differ, less for digits."""
     return sum(
         min(abs(int(a) - int(b)), 10 - abs(int(a) - int(b)))
         if a in _DIGITS and b in _DIGITS

@@ -72,7 +72,7 @@ def _fits(value: object, hint: Any) -> bool:
     if hint is bool:
         return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
     if hint is Event:
-        return hasattr(value, "is_set")  # those of multiprocessing are no `Event`
+        return hasattr(value, "is_set")  # events of multiprocessing are no `Event`
     if origin in _LISTED:
         return _is_list(value, origin) and _items_fit(value, parts)
     if origin is collections.abc.Callable:

@@ -36,7 +36,7 @@ def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> li
 def check_parallel(
     tests: Sequence[ParallelTest], source: Source, grid: Grid, device: str, like: CacheConfig
 ) -> list[str]:
-    """The same, of the caches of tests with many sequences."""
+    """Refuse tests with many sequences if a cache of theirs does not fit, as `check_grid` does."""
     return _check(source, grid, device, [test.cache(like) for test in tests])
 
 

@@ -74,7 +74,7 @@ class BenchTest:
 
     @property
     def name(self) -> str:
-        """As llama-bench calls it: "pp512", "tg128 @ d4096", "pp512+tg128"."""
+        """The test's name in llama-bench: "pp512", "tg128 @ d4096", "pp512+tg128"."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")

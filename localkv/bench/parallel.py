@@ -32,10 +32,10 @@ NO_LIMIT = 1e9
 
 @dataclass(frozen=True)
 class ParallelTest:
-    """So many sequences, each with a prompt and tokens generated after it.
+    """A test of several sequences, each with a prompt and tokens generated after it.
 
     Attributes:
-        is_shared: they have one prompt together.
+        is_shared: all sequences share one prompt.
     """
 
     n_prompt: int
@@ -189,7 +189,7 @@ def _result(
 
 
 def _seconds(engine: Engine, prompts: Sequence[Sequence[int]], n_gen: int) -> tuple[float, float]:
-    """Of the prompts, and of the tokens after them."""
+    """Seconds that the prompts take, and seconds that the tokens after them take."""
     engine.reset()
     batch = BatchEngine(engine, step_ms=NO_LIMIT)
 

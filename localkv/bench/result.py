@@ -155,7 +155,7 @@ class Result:
 
 
 def _deviation(samples: list[float] | tuple[int, ...]) -> float:
-    """Of a sample; 0 where there is only one."""
+    """The standard deviation of samples; 0 if there is only one."""
     return statistics.stdev(samples) if len(samples) > 1 else 0.0
 
 

@@ -202,7 +202,7 @@ def machine_of(subject: Subject, device: str) -> Machine:
         device: the value of `--device`.
     """
     backend = subject.model.backend
-    # attention's words are those of all types
+    # the words for attention are the same for all cache types
     kernels = in_words(subject.model.uses([("f16", "f16")]))
     return Machine(
         cpu=processor_name(),

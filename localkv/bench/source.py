@@ -41,7 +41,7 @@ class Source:
 
     @property
     def n_bytes(self) -> int:
-        """Of the weights, as files have them."""
+        """Bytes of the weights as files store them."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property

@@ -194,8 +194,8 @@ def _saved(path: Path, output: str | None, progress: CalibrateProgress) -> str:
 
 
 TAILS_OF_CHUNK = 4
-"""So many times a tail is a chunk at least: half of it is scored, whose first token then reads as
-many packed tokens as there are in the tail, and its last three times as many."""
+"""A chunk is at least this many times as long as a tail. Its second half is scored: the first token
+there reads as many packed tokens as the tail has, and the last one reads three times as many."""
 
 
 def types_of(text: str | None) -> list[str]:

@@ -352,7 +352,7 @@ LITTLE_BYTES = 1 << 30
 
 
 def check_memory(root: Path = Path("/")) -> Finding:
-    """Of the machine, or of the control group where that leaves less.
+    """Check the memory of the machine, or of the control group where that leaves less.
 
     Args:
         root: where /proc and /sys are.

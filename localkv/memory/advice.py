@@ -40,10 +40,10 @@ class PairFit:
 
 @dataclass(frozen=True)
 class QuantFit:
-    """The same model with weights of one type.
+    """How the model fits with weights of one type.
 
     Attributes:
-        name: the type; that of the file for the model as it is.
+        name: the type; for the model as it is, the type that its file has.
         is_own: it is the model as it is.
         n_bytes: of the weights.
         bits: per weight.

@@ -1,4 +1,4 @@
-"""A cache of so many bytes as the user asks for it: what it goes with, and how long it is."""
+"""A cache whose bytes the user names: what options go with it, and how long it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import Budget
 
 RESERVE = 8
-"""`auto` leaves one part of so many of the free memory to others."""
+"""`auto` divides the free memory by this, and leaves one such part to others."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Budgeted:
 
     @classmethod
     def of(cls, budget: int | Literal["auto"] | None, ladder: str | Seq[Pair] | None) -> Budgeted:
-        """As `LLM` takes them.
+        """Check and keep the arguments `kv_budget` and `kv_ladder` of `LLM`.
 
         Raises:
             UsageError: the ladder is not legal, there is one without a budget, or this is no size.

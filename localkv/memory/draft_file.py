@@ -18,7 +18,7 @@ from localkv.memory.plan import DraftMemory, ModelMemory
 
 @dataclass(frozen=True)
 class DraftFile:
-    """A file, and what is said of it besides.
+    """The file of a draft model, and how the model is used.
 
     Attributes:
         config: its sizes.
@@ -39,7 +39,7 @@ class DraftFile:
 
         Raises:
             ModelFileError: it can't be used.
-            UsageError: its tokens are not those of `model`, or it can't have such types of K and V.
+            UsageError: its tokens are not `model`'s, or it can't have such types of K and V.
         """
         gguf = open_gguf(path)
         n_shared = shared_tokens(model, gguf)
@@ -57,7 +57,7 @@ class DraftFile:
         return cls(gguf, config, n_shared, cache)
 
     def n_ctx(self, n_ctx: int) -> int:
-        """Tokens of its context, beside that of the model."""
+        """Tokens of the draft's context if the large model's context has `n_ctx`."""
         return min(n_ctx, self.config.n_ctx_train)
 
     def memory(self, model: ModelMemory) -> DraftMemory:

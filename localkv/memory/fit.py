@@ -39,8 +39,10 @@ def usual_pairs(config: ModelSpec) -> list[Pair]:
 
 
 def fitting_pairs(pairs: Iterable[Pair], config: ModelSpec) -> list[Pair]:
-    """Those that a model's heads can be kept in; of latents, of which V is a view, one for each
-    type of K."""
+    """The pairs of types that a model's heads can be stored in.
+
+    Latents get one pair for each type of K, since V is a view of them.
+    """
     if keeps_latents(config.groups):
         pairs = dict.fromkeys((k, k) for k, _ in pairs)
     return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
@@ -124,7 +126,7 @@ def smaller_pairs(memory: ModelMemory, cache: CacheConfig) -> Sequence[Pair]:
 
 
 def _uniform(cache: CacheConfig, pair: Pair) -> CacheConfig:
-    """The same with one pair for all layers."""
+    """The cache with one pair of types for all layers."""
     return replace(with_one_pair(cache, *pair), kv_scales=None)
 
 

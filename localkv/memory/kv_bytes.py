@@ -30,9 +30,9 @@ def kv_side_bytes_per_token(
     *,
     type_k_rope: str = CacheConfig.type_k_rope,
 ) -> int:
-    """Bytes that one token takes in the cache of K, or in that of V: all layers and heads.
+    """Bytes that one token takes on one side of the cache, K or V, in all layers and heads.
 
-    If some layers see all of the context, only of these: the others' rows don't grow with it.
+    If some layers see all of the context, only these count: the others' rows don't grow with it.
 
     Args:
         type_k_rope: type of the rotated parts of keys, which are V's side beside latents.
@@ -56,7 +56,7 @@ def context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = N
 
 
 def exact_context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
-    """Those of them that are a tail's and a sink's."""
+    """Bytes of the rows that a full context of one sequence keeps in its tails and sinks."""
     return sum(exact_bytes(*counts) for counts in _kept_rows(cache, config, n_batch))
 
 
@@ -81,7 +81,7 @@ def mean_bits(pair: tuple[str, str], config: ModelSpec) -> float:
 
 
 def mean_bits_of(cache: CacheConfig, config: ModelSpec) -> float:
-    """The same of a cache, whose layers may have types of their own."""
+    """Bits per value of K and V in a cache, whose layers may have types of their own."""
     row = sum(one.row_bytes for one in group_layouts(cache, config.groups))
     return 8 * row / kv_values_per_token(config)
 

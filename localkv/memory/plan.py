@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 CHECKPOINT_TOKENS = NEAR_END
-"""Of a context for each checkpoint of its states, at least."""
+"""A context has at least this many tokens for each checkpoint of its states."""
 MOST_PAGES = 1 << 22
-"""Of the longest context that is looked for: a billion tokens. If all layers have windows, any
-context fits that a page more does."""
+"""Pages of the longest context that is looked for: a billion tokens. If all layers have windows, a
+cache stops growing, so all longer contexts may fit, and only this ends the search."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class MemoryPlan:
     Attributes:
         weights_mapped: tensors that are read as they lie in the mapped file. The system keeps them
             in memory as long as there is room, and reads them again from the file.
-        weights_allocated: tensors that were copied when they were loaded: laid out anew, or vectors
-            of another type than float32.
+        weights_allocated: tensors that are copied at loading, because their layout changes, or
+            because they are vectors of another type than float32.
         cache_k, cache_v: the bytes that `KVCache` allocates for K and for V.
-        scratch: upper bound of the memory of a batch besides (`scratch_bytes`), and of pages that
-            change their types (`repack_bytes`).
+        scratch: upper bound of the other memory that a batch takes (`scratch_bytes`), and of the
+            memory that pages take to change their types (`repack_bytes`).
         groups: what each group of layers has of the cache.
-        weights_by_row: tensors of which the host reads rows of tokens only, in the mapped file
-            (`PER_LAYER_ROWS`): they need not be in any memory, so they are in no sum.
+        weights_by_row: tensors from which the host reads only the rows of tokens, in the mapped
+            file (`PER_LAYER_ROWS`). They need not be in any memory, so no sum counts them.
         states: of recurrent layers, for all sequences.
         checkpoints: copies of them in the host's memory, when there are as many as there can be.
         draft: all of a model that drafts for this one, if there is one.
@@ -144,14 +144,15 @@ class DraftMemory:
 
     Attributes:
         memory: of the model.
-        cache: its types; it is as long as that of the large model, as far as it can be.
+        cache: its types. It is as long as the large model's cache, or shorter where the draft was
+            trained on less context.
     """
 
     memory: ModelMemory
     cache: CacheConfig
 
     def plan(self, n_ctx: int) -> MemoryPlan:
-        """The bytes beside a context of so many tokens."""
+        """The bytes that it takes when the large model has a context of `n_ctx` tokens."""
         n_ctx = min(n_ctx, self.memory.config.n_ctx_train)
         return self.memory.plan(replace(self.cache, n_ctx=n_ctx))
 
@@ -166,8 +167,7 @@ class ModelMemory:
         backend: the name of the backend, not "auto".
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
-        is_file: weights are mapped; those of a model that is made in memory, or read into it, are
-            not.
+        is_file: weights are mapped. They are not if the model is made in memory, or read into it.
         changed: names of tensors that are copied, as smoothing changes them.
         draft: a smaller model that drafts for this one.
     """
@@ -230,7 +230,7 @@ class ModelMemory:
         return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft)
 
     def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
-        """Of states, and of their checkpoints, where these are in the same memory."""
+        """Bytes of states and of their checkpoints; checkpoints in another memory count as 0."""
         n_bytes = state_bytes(self.config.states, n_sequences=cache.n_sequences)
         most = min(cache.ctx_checkpoints, cache.n_ctx // CHECKPOINT_TOKENS)
         return n_bytes, 0 if self.backend == "cuda" else most * n_bytes
@@ -313,7 +313,7 @@ def repack_bytes(layouts: Iterable[GroupLayout]) -> int:
 
 
 def _with_streams(config: ModelSpec, width: int) -> int:
-    """Values per token with those that are kept besides x: `width` counts one layer's."""
+    """Values per token: `width`, which counts one layer's, and what is kept in addition to x."""
     n_embd = config.n_embd
     if config.per_layer_input is not None:
         rows = config.n_layers * config.per_layer_input.width

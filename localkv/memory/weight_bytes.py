@@ -40,7 +40,7 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 def split_by(tensor: TensorInfo, config: ModelSpec) -> LatentAttentionSpec | None:
-    """The layer's attention, by which a tensor is taken apart; None for all others."""
+    """The layer's attention, if its sizes split this tensor into parts; None for other tensors."""
     match = _SPLIT.fullmatch(tensor.name)
     if match is None or int(match[1]) >= config.n_layers:
         return None
@@ -100,7 +100,7 @@ def weight_bytes(
 
 
 def by_row_bytes(tensors: Iterable[TensorInfo]) -> int:
-    """Bytes of a tensor of which only rows of tokens are read."""
+    """Bytes of the tensor from which only the rows of tokens are read."""
     return sum(tensor.n_bytes for tensor in tensors if tensor.name == PER_LAYER_ROWS)
 
 

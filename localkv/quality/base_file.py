@@ -58,7 +58,7 @@ class BaseFacts:
 
 
 def vocabulary_hash(tokens: Sequence[str]) -> str:
-    """The same for vocabularies of the same tokens in the same order."""
+    """A hash that is equal for vocabularies with equal tokens in the same order."""
     return hashlib.sha256("\0".join(tokens).encode()).hexdigest()
 
 
@@ -220,5 +220,5 @@ class BaseFile:
             )
 
     def logits(self, number: int) -> Logits:
-        """Of a chunk: float32 [scored tokens, n_vocab]."""
+        """The logits of a chunk: float32 [scored tokens, n_vocab]."""
         return self._read(f"logits_{number}")

@@ -30,7 +30,7 @@ def best_types(
 ) -> list[tuple[LayerTypes, float]]:
     """The types of all layers with the least sum of costs for each budget, and the sum.
 
-    Budgets that no types hold are left out, and so is one whose types are those of the one before.
+    A budget is left out if no types hold it, or if its types are the same as for a smaller budget.
     """
     items, owners = list[list[Choice]](), list[tuple[int, int, list[str]]]()
     for group in model.config.groups:
@@ -114,7 +114,7 @@ def frontier(items: Sequence[Sequence[Choice]]) -> list[Picked]:
 
 
 def _useful(states: list[_State]) -> list[_State]:
-    """Those that cost less than all that are no larger."""
+    """The states that cost less than every other state that is no larger."""
     kept, least = list[_State](), math.inf
     for state in sorted(states):
         if state.cost < least:

@@ -43,8 +43,8 @@ class Plan:
         kv_rotation: as in `CacheConfig`.
         leaves_out: types that others beat for all layers are not measured by layer
             (`type_choice`).
-        pairs: what all layers get at once besides, to compare with, each with the tail and the
-            sink that it has by itself.
+        pairs: types of K and V that are measured for all layers at once, to compare with. Each
+            pair has the tail and the sink that it has by itself.
         tails: tokens of the tail of all layers that are packed, whatever their types
             (`cache/layout.py`), so that what a layer costs depends on its own types only. All else
             is measured with each. With 0 there is no sink either, and types that need a tail are

@@ -47,7 +47,7 @@ class Ranges:
 def channel_ranges(
     model: Transformer, chunks: Iterable[Sequence[int]], *, n_ctx: int, n_batch: int = 512
 ) -> list[tuple[Ranges, Ranges] | None]:
-    """Those of K and of V in each layer, K after RoPE, neither rotated; None without rows.
+    """The ranges of K after RoPE and of V, by layer, neither rotated; None for layers without rows.
 
     Args:
         chunks: token ids, at most `n_ctx`; each is a sequence of its own.
@@ -127,7 +127,8 @@ class ChannelSizes:
 
     Attributes:
         k: root mean squares of K as it is cached, after RoPE.
-        q: those of all queries that meet it, not rotated: RoPE keeps the sum of a pair's squares.
+        q: root mean squares of all queries that meet K, before RoPE, which keeps the sum of a
+            pair's squares.
         v: largest magnitudes.
     """
 
@@ -139,7 +140,7 @@ class ChannelSizes:
 def channel_sizes(
     model: Transformer, chunks: Sequence[Sequence[int]], *, n_ctx: int
 ) -> ChannelSizes:
-    """Of all layers that have K and V of their own.
+    """The channel sizes of all layers that have K and V of their own.
 
     Args:
         chunks: token ids, at most `n_ctx`; each is a sequence of its own.
@@ -186,7 +187,7 @@ class _QuerySquares:
         self.of, self.n_tokens, self._calls = ByLayer(), 0, 0
 
     def add(self, q: Sums, attn: AttentionSpec) -> None:
-        """Those of the next layer: [tokens, n_heads, channels]."""
+        """Add the squares of the next layer's queries: [tokens, n_heads, channels]."""
         layer = self.layers[self._calls % len(self.layers)]
         self._calls += 1
         self.n_tokens += len(q) * (layer == self.layers[0])
@@ -195,8 +196,10 @@ class _QuerySquares:
 
 
 def _watched(model: Transformer, squares: _QuerySquares) -> Transformer:
-    """The same model, whose queries are summed. Nothing here refers to it, so it is gone as soon as
-    nobody uses it."""
+    """A model with the same weights that adds its queries to `squares` while it runs.
+
+    Nothing here refers to it, so it is freed as soon as nobody uses it.
+    """
     backend = model.backend
     mix = backend.mixers[AttentionSpec]
 

@@ -122,8 +122,10 @@ def measure(
 def learn_codebooks(
     model: Transformer, chunks: Sequence[Sequence[int]], plan: Plan
 ) -> tuple[KVCodebook, ...]:
-    """Those of each layer and side for the types with codebooks that are measured, for rows that
-    are rotated as the cache rotates them. Rows that are no whole blocks have none."""
+    """Learn the codebooks of each layer and side for the measured types that have codebooks.
+
+    Rows are rotated as the cache rotates them. Rows that are no whole blocks have no codebook.
+    """
     formats = {fmt.n_centroids: fmt for name in plan.types if (fmt := KV_FORMATS[name]).n_centroids}
     if not formats:
         return ()
@@ -147,7 +149,7 @@ class _Steps:
         self.total += more
 
     def restart(self, left: int) -> None:
-        """Only so many more are to come."""
+        """Expect only `left` more runs."""
         self.total = self.done + left
 
     def next(self, what: str) -> None:
@@ -159,7 +161,7 @@ class _Steps:
 
 
 def _n_steps(runs: Sequence[_Run], chunks: Sequence[object], named: Collection[str]) -> int:
-    """Of all chunks."""
+    """Runs of the model for all chunks."""
     return len(chunks) * (sum(run.n_steps for run in runs) + len(named))
 
 
@@ -171,7 +173,8 @@ class _Run:
         tail: its tokens.
         types_of: the types that are measured by layer, for K and for V.
         alone: the divergence of each layer, side and type alone, summed over scored tokens.
-        uniform: that of the same type for K and V of all layers, where all can have it.
+        uniform: the divergence of one type for K and V of all layers, where all can have it, summed
+            over scored tokens.
     """
 
     def __init__(self, model: Transformer, plan: Plan, cache: CacheConfig, tail: int) -> None:
@@ -186,7 +189,7 @@ class _Run:
 
     @property
     def n_steps(self) -> int:
-        """Of each chunk."""
+        """Runs of the model for each chunk."""
         return len(self.alone) + len(self.uniform) + len(self.plan.budgets)
 
     def leave_out(self, chunk: ChunkCosts, steps: _Steps) -> None:
@@ -235,7 +238,7 @@ class _Run:
 
 
 def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
-    """The same type for K and V of all layers, where all can have it."""
+    """The types of all layers if K and V have one type, for each type that all of them can have."""
     dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
     names = [
         name
@@ -313,9 +316,9 @@ def try_types(
 Floats = NDArray[np.float32]
 
 ROUNDS = 50
-"""Of k-means for the same scales."""
+"""Rounds of k-means for the same scales."""
 TURNS = 4
-"""Of scales and k-means."""
+"""How many times new scales are found, and k-means is run for them."""
 BINS = 1 << 14
 
 
@@ -351,7 +354,7 @@ def _means(values: Floats, n: int, start: Codebook) -> Codebook:
 
 
 def _distinct(values: list[int], largest: int) -> Codebook:
-    """The same numbers, of at most `largest`, moved apart where two are equal."""
+    """Ascending numbers, changed so that none are equal and none is more than `largest` from 0."""
     values[0] = max(values[0], -largest)
     for i in range(1, len(values)):
         values[i] = max(values[i], values[i - 1] + 1)

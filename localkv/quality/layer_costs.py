@@ -1,8 +1,8 @@
 """What it costs to pack K or V of one layer alone, or some of all: divergence from an f16 cache.
 
-All tokens of a chunk are one batch, which reads the rows that the cache has stored. What layers
-below a changed one give is that of the f16 cache, so they are not run again where a layer depends
-on nothing but its input and its own rows.
+All tokens of a chunk are one batch, which reads the rows that the cache has stored. Layers below a
+changed one give the same output as with the f16 cache. So they are not run again where a layer
+depends on nothing but its input and its own rows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _BLOCK_VALUES = 1 << 22
 
 
 class ChunkCosts:
-    """A chunk of text, and what layers were given with an f16 cache.
+    """A chunk of text, and the inputs that its layers got with an f16 cache.
 
     Args:
         model: on a backend.
-        ids: the chunk, of which the second half is scored.
+        ids: the chunk; its second half is scored.
         cache: all but its types.
     """
 

@@ -38,7 +38,7 @@ class Needle:
 
 @dataclass(frozen=True)
 class Recall:
-    """Of the needles at one distance.
+    """How well a model recalls the needles at one distance.
 
     Attributes:
         distance: in tokens, the mean.

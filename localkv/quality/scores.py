@@ -1,8 +1,7 @@
 """How well a model predicts each token of a text through its cache, and through an f16 one.
 
-The procedure is that of llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`). Scores
-come from logits that were computed as generation computes them: attention reads the rows that the
-cache stored.
+The procedure follows llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`). Logits are
+computed as generation computes them: attention reads the rows that the cache stored.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ def score_chunks(
         base: the cache to compare them with, evaluated once per chunk, or its logits in a file.
         save_base: takes the base's logits.
         n_batch: most tokens evaluated at a time.
-        prefill_exact: the tokens of a batch see each other's K and V unrounded, and only those of
-            earlier batches through the cache, as if it were packed afterwards. Not the base's.
+        prefill_exact: the tokens of a batch see each other's K and V unrounded. Only earlier
+            batches are read through the cache, as if a batch were packed afterwards. This doesn't
+            change the base.
     """
     for number, chunk in enumerate(chunks):
         base_logits = None
@@ -183,7 +183,7 @@ class ExactPrefillCache(KVCache):
 
 KLD_PERCENTILES = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
 DELTA_P_PERCENTILES = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
-"""Those that llama-perplexity prints; 100 is the maximum, 50 the median, 0 the minimum."""
+"""llama-perplexity prints these percentiles: 100 is the maximum, 50 the median, 0 the minimum."""
 
 
 @dataclass(frozen=True)

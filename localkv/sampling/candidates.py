@@ -80,7 +80,7 @@ def softmax(logits: Floats) -> Floats:
 
 
 def entropy(probabilities: Floats, logarithms: Floats | None = None) -> float:
-    """Of a distribution, in nats; `logarithms` are the probabilities', if they are known."""
+    """The entropy of probabilities, in nats; `logarithms` are theirs, if they are known."""
     p = probabilities
     if p.all():
         terms = np.log(p, out=scratch("terms", len(p))) if logarithms is None else logarithms
@@ -202,7 +202,10 @@ def _fewest_of(
     side: Literal["left", "right"],
     min_keep: int,
 ) -> Ints | None:
-    """The same, if those with the indices `best` are enough, by a sum from the largest key on."""
+    """Find what `fewest` finds among the indices `best`; None if these hold too little.
+
+    Probabilities are summed from the largest key on.
+    """
     best = best[np.argsort(-keys[best], kind="stable")]
     cumulative = np.cumsum(probabilities[best])
     count = max(int(np.searchsorted(cumulative, mass, side)) + 1, min_keep)
@@ -225,7 +228,9 @@ def _likely(probabilities: Floats, mass: float) -> Ints | None:
 def _fewest_by_bins(
     keys: Floats, probabilities: Floats, mass: float, side: Literal["left", "right"]
 ) -> Ints | None:
-    """The same for many: only the keys of the bin in which the mass is reached are sorted.
+    """Find what `fewest` finds among many candidates, for a mass that takes more than `min_keep`.
+
+    Keys are counted in bins. Only the keys of the bin that reaches the mass are sorted.
 
     Returns:
         None where a sum of all probabilities, one by one, might be rounded to the other side of the

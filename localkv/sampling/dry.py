@@ -108,9 +108,9 @@ def repeats(recent: Ints, most: int, before: Ints | None = None) -> Ints:
 
     Args:
         recent: tokens of the text.
-        most: longer runs count as so many.
-        before: the same for the text without its last token, which makes it one comparison; it may
-            go back further.
+        most: longer runs count as `most`.
+        before: the result for the text without its last token. With it, each token is compared
+            once, with the last. It may go back further.
     """
     n = len(recent)
     lengths = np.zeros(n - 1, np.int64)

@@ -38,7 +38,7 @@ class Range(NamedTuple):
     most: Any
 
     def __str__(self) -> str:
-        """As in "from 0 to 1e+09"."""
+        """The range in words, as in "from 0 to 1e+09"."""
         ends = (f"{end:g}" if isinstance(end, float) else str(end) for end in self)
         return "from " + " to ".join(ends)
 

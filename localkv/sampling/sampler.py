@@ -90,11 +90,11 @@ class Sampler:
         )
 
     def reset(self) -> None:
-        """Forgets the accepted tokens and starts the random generator anew, with the same seed."""
+        """Forgets the accepted tokens and restarts the random generator with the same seed."""
         self._state.reset()
 
     def accept(self, token: int) -> None:
-        """Tells the sampler the next token of the text: those of the prompt, then those drawn."""
+        """Tells the sampler the text's next token: the prompt's tokens first, then drawn ones."""
         self._state.accept(token)
 
     def snapshot(self) -> Snapshot:

@@ -73,9 +73,10 @@ def top_k(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
 
 
 def typ_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
-    """Keeps the fewest tokens that hold more than typ_p, those of most typical probability first.
+    """Keeps the fewest tokens that hold more than typ_p, the most typical ones first.
 
-    Locally typical sampling (Meister et al. 2022): `-log(probability)` closest to the entropy.
+    Locally typical sampling (Meister et al. 2022): the closer a token's `-log(probability)` is to
+    the entropy, the more typical it is.
     """
     probabilities = softmax(candidates.logits)
     keys = scratch("keys", len(probabilities))

@@ -15,7 +15,7 @@ MOST_UNDONE = 256
 """Tokens that can be taken back, at least."""
 
 _MOST_CAUGHT_UP = 16
-"""Tokens after which DRY's runs are counted anew, and not token by token."""
+"""Most new tokens for which DRY's runs are updated one by one; after more, all are recounted."""
 
 
 class Snapshot(NamedTuple):
@@ -63,7 +63,7 @@ class SamplerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the tokens and starts the random generator anew, with the same seed."""
+        """Forgets the tokens and restarts the random generator with the same seed."""
         self._accepted = array("i")
         self.n_accepted = 0
         self._runs: dict[tuple[int, int], tuple[int, Ints]] = {}
@@ -104,7 +104,7 @@ class SamplerState:
         return self._recent(last_n, 0)
 
     def _recent(self, last_n: int, n_ago: int) -> Ints:
-        """The same as it was some tokens ago."""
+        """What `recent` gave `n_ago` tokens ago."""
         end = len(self._accepted) - n_ago
         # A copy: an array cannot grow while a view of it is held.
         return np.array(self._accepted[max(0, end - self._window(last_n)) : end], np.int64)

@@ -28,7 +28,7 @@ class SamplerEntry:
     """One sampler.
 
     Attributes:
-        name: in a chain, and that of its function.
+        name: what a chain calls it; its function has the same name.
         letter: in a chain written by letters.
         acts: whether it can change anything with these parameters; one that cannot does not run.
         aliases: other names that the command line takes.

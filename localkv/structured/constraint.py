@@ -398,7 +398,7 @@ class Constraint:
             self.is_over = True
 
     def _set_free(self, text: bytes) -> None:
-        """Wait for the next mark, the beginning of which may be at a text's end."""
+        """Wait for the next mark; the end of `text` may already hold its beginning."""
         assert self._scope.mark is not None
         self._matcher, self._text = None, text[-MOST_SEARCHED:]
         self._awaited = [self._scope.mark]

@@ -861,7 +861,7 @@ def _double(value: float, toward: float) -> float:
 
 
 def _ends(plain: Json, ending: set[str]) -> bool:
-    """Whether a value of a plain schema may be finite, if those of some definitions are."""
+    """Whether a plain schema may have a finite value, if the definitions in `ending` have one."""
     if not isinstance(plain, dict):
         return plain is not False
     if "$ref" in plain and plain["$ref"].rpartition("/")[2] not in ending:
@@ -917,7 +917,7 @@ def _mark_of(value: Json) -> tuple[str, Json]:
 
 
 def _below(one: Object, other: Object) -> bool:
-    """Whether all numbers of a schema are below those of another."""
+    """Whether every number of a schema is below every number of another."""
     high, low = one.get("maximum"), other.get("minimum")
     if _is_number(high) and _is_number(low) and high < low:
         return True

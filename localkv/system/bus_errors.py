@@ -34,7 +34,7 @@ def end_cleanly() -> None:
 
 
 def end_cleanly_from_threads() -> None:
-    """The same in threads without Python, where `end_cleanly` was called."""
+    """If `end_cleanly` was called, end cleanly from threads without Python, too."""
     global _runs_native
     if _wanted and not _runs_native:
         _the_guard().use_machine_code()

@@ -64,11 +64,13 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, at any place in it, that takes its name once all is on the disk; else
-    nothing is left of it, and the file that had the name stays as it is.
+    """Open a file that takes its name once all of it is on the disk.
+
+    Bytes may be written at any place in it. If an error ends the block, the new file is removed,
+    and a file that had the name stays as it is.
 
     Raises:
-        OSError: it can't be written, or the name is that of something else than a file.
+        OSError: it can't be written, or the name belongs to something other than a file.
     """
     check_place(path)
     goal = Path(os.path.realpath(path))

@@ -100,7 +100,10 @@ def _group_memory(root: Path) -> Iterator[Budget]:
 
 
 def _limits(mount: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[Budget]:
-    """Of a group and those above it. A container sees its own group at the root, not at `path`."""
+    """Yield the memory that a group leaves, and the memory that each group above it leaves.
+
+    A container sees its own group at the root, not at `path`.
+    """
     inner = mount / path.strip("/")
     for folder in (inner, *inner.parents):
         if not folder.is_relative_to(mount):

@@ -39,7 +39,7 @@ class Lock:
 
 
 def lock(ranges: Iterable[Range]) -> Lock:
-    """Lock the pages of these ranges, which reads those of a file, until one can't be."""
+    """Lock the pages of ranges until one can't be locked. Locking reads the pages of a file."""
     libc = _libc()
     if libc is None:
         return Lock((), "this system has no mlock")

@@ -20,11 +20,11 @@ CPUINFO = Path("/proc/cpuinfo")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 """The CPUs, as the system counts them, that share a core with one."""
 PERFORMANCE = Path("/sys/devices/cpu_core/cpus")
-"""Those that are fast, where Intel's processor has slow ones, too."""
+"""The file that lists the fast CPUs of an Intel processor that has slow ones, too."""
 
 
 def processor_name() -> str:
-    """As the system calls it."""
+    """The processor's name, as the system gives it."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -79,7 +79,7 @@ _RANGE = re.compile(r"(\d{0,5})-(\d{0,5})", re.ASCII)
 
 
 def cpus_of_list(text: str) -> frozenset[int]:
-    """Of a list of Linux: "0-3,8\\n"; raises ValueError for another text."""
+    """The CPUs in a list as Linux writes it: "0-3,8\\n"; raises ValueError for any other text."""
     found = set[int]()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -88,7 +88,7 @@ def cpus_of_list(text: str) -> frozenset[int]:
 
 
 def list_of_cpus(cpus: Iterable[int]) -> str:
-    """As Linux writes it: "0-3,8"."""
+    """The list of CPUs as Linux writes it: "0-3,8"."""
     numbers = sorted(cpus)
     starts = [b for a, b in pairwise([-2, *numbers]) if b != a + 1]
     ends = [a for a, b in pairwise([*numbers, -2]) if b != a + 1]
@@ -97,10 +97,10 @@ def list_of_cpus(cpus: Iterable[int]) -> str:
 
 
 def cpus_of_mask(text: str) -> frozenset[int]:
-    """Of a hexadecimal mask whose lowest bit is CPU 0, as `taskset` and llama.cpp have it.
+    """The CPUs in a hexadecimal mask. Its lowest bit is CPU 0, as for `taskset` and llama.cpp.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `text` is no hexadecimal mask.
     """
     if not _MASK.fullmatch(text):
         raise UsageError(f"{text!r} is no hexadecimal mask of CPUs", hint="f is the first four")
@@ -109,10 +109,10 @@ def cpus_of_mask(text: str) -> frozenset[int]:
 
 
 def cpus_of_range(text: str, most: int) -> frozenset[int]:
-    """Of "LOW-HIGH"; without one of them from CPU 0, or to CPU `most`.
+    """The CPUs in "LOW-HIGH". Without LOW they start at 0, and without HIGH they end at `most`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `text` is no range, or an empty one.
     """
     match = _RANGE.fullmatch(text)
     if match is None or text == "-":
@@ -146,7 +146,10 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> Iterator[float]:
-    """Of one group: microseconds of every so many; "max" or -1 is no limit."""
+    """Yield the processors that one group may use: its quota of microseconds divided by its period.
+
+    A quota of "max" or -1 is no limit.
+    """
     try:
         if (both := group / "cpu.max").exists():
             quota, period = both.read_text(encoding="ascii").split()

@@ -80,7 +80,7 @@ def use_threads_now(n: int) -> None:
 
 
 _allowed: list[frozenset[int]] = []
-"""Those that were allowed before any were named."""
+"""The processors that were allowed before any were named; empty until it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Placement:
 
     @property
     def mask(self) -> str:
-        """As llama.cpp writes it; 0x0 if none were named."""
+        """The mask of the processors, as llama.cpp writes it; 0x0 if none were named."""
         return hex(sum(1 << cpu for cpu in self.cpus))
 
     def of_thread(self, index: int) -> frozenset[int]:
-        """Those of a thread: 0 is the one that calls kernels, the others are its helpers."""
+        """The processors for a thread. Thread 0 calls kernels; the others are its helpers."""
         return frozenset((self.cpus[index % len(self.cpus)],) if self.strict else self.cpus)
 
 
@@ -113,7 +113,7 @@ _helpers = dict[int, int]()
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Those that the system lets this process run on, whatever `place_threads` has chosen of them.
+    """The processors that the system allows this process, whatever `place_process` has chosen.
 
     Raises:
         UsageError: this system has no way to tell, or to choose.
@@ -161,7 +161,7 @@ def place_process(cpus: Collection[int] | None, *, strict: bool = False) -> None
 
 
 def place_caller() -> None:
-    """Of a strict placement: give the calling thread, which runs kernels, its one processor."""
+    """Give the calling thread, which runs kernels, its one processor if the placement is strict."""
     if _placement.strict:
         os.sched_setaffinity(0, _placement.of_thread(0))
 

@@ -61,7 +61,9 @@ _users = list[int]()
 
 
 def refuse_fork() -> None:
-    """Neither our threads nor those of OpenMP are there in a fork, and torch would wait for them.
+    """Refuse to run in a fork of a process that has loaded a model.
+
+    A fork has neither our threads nor OpenMP's, and torch would wait for them.
 
     Raises:
         LocalKVError: this is a fork of a process that has loaded a model.

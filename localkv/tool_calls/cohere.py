@@ -30,7 +30,7 @@ def parse(source: Source, tools: Tools) -> Steps[None]:
 
 
 def parse_fenced(source: Source, tools: Tools) -> Steps[None]:
-    """The same of a text in the older form: `directly-answer` is no tool, and so no call."""
+    """Take all of a text in the older form. `directly-answer` is no tool, so it makes no call."""
 
     def calls() -> Steps[bool]:
         yield from source.spaces()

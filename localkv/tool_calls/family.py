@@ -16,7 +16,7 @@ Term = Callable[[str], str]
 """A text as a term of Lark: a control token by its id, else a literal."""
 
 MOST_NAME = 200
-"""Characters of a name, behind which no call is expected any more."""
+"""Most characters of a name with the mark after it; a longer text is not taken as a name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def calls_in_sections(
 
     Args:
         section: the mark that a section begins with.
-        mark: that of a call in it.
+        mark: the mark that a call in it begins with.
         call: takes what follows the call's mark; False if that is no call, and the source may be
             anywhere.
         end: of a section.

@@ -15,7 +15,7 @@ _ID_SIZE = 24
 
 
 class CallReader:
-    """Takes an answer's text apart into text and calls.
+    """Splits an answer into text and calls.
 
     How the text is cut into pieces changes nothing but where deltas end. Text that is no call stays
     text. Reasoning has to be taken out before. A server makes one for each answer::

@@ -84,7 +84,7 @@ class ToolCall:
         return values if isinstance(values, dict) else {}
 
     def message(self) -> dict[str, Any]:
-        """As it stands among `tool_calls` of a message, for the next prompt."""
+        """The call as an entry in `tool_calls` of a message, for the next prompt."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -168,8 +168,12 @@ class Source:
             self.at += 1
 
     def up_to(self, marks: tuple[str, ...], most: int) -> Steps[str | None]:
-        """The text before the first of some marks, which is taken, too; None if it does not come
-        within so many characters."""
+        """Take the text before the first of some marks, and the mark.
+
+        Returns:
+            the text without the mark; None if the mark does not end within `most` characters, and
+            then nothing is taken.
+        """
         begin = self.at
         while True:
             part = self.text[begin : begin + most]
@@ -183,7 +187,7 @@ class Source:
             yield
 
     def text_up_to(self, *marks: str) -> Steps[str | None]:
-        """Say the text before the first of some marks, none of which begins another, as it comes.
+        """Say the text before the first of some marks as it comes. No mark may begin another one.
 
         Returns:
             the mark, which is taken; None at the end.

@@ -48,8 +48,8 @@ def tagged_call(
 
     Args:
         argument: takes the beginning of the next one; None if none follows.
-        closing: the tag behind a value.
-        end: the tag behind the call.
+        closing: the tag after a value.
+        end: the tag after the call.
         in_lines: values are in lines of their own.
     """
     source.begin_call(name)
@@ -141,8 +141,8 @@ def argument_terms(
 
     Args:
         opening: the term before a value, from its key and whether it is text.
-        closing: the tag behind it.
-        between: what follows that.
+        closing: the tag after a value.
+        between: the text that follows each closing tag.
     """
     line_end = f"{quoted(chr(10))} " if in_lines else ""
     behind = f" {quoted(between)}" if between else ""
