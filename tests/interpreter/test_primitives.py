@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.quant_formats.nuq.gpu import bit_of_place
 from localkv.quant_formats.shared.bits import IQ4_CODEBOOK, pack_two_bits
-from localkv.quant_formats.shared.gpu import codebook_rows
 from localkv.triton_primitives import bit_fields, codebooks, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 
@@ -71,7 +71,7 @@ def e5m2(x):
 @triton.jit
 def bits_of_places_kernel(out_ptr):
     i = tl.arange(0, 64)
-    tl.store(out_ptr + i, codebook_rows.bit_of_place(i))
+    tl.store(out_ptr + i, bit_of_place(i))
 
 
 def test_an_outlier_is_looked_up_where_its_code_is() -> None:
