@@ -158,14 +158,18 @@ class PrefixCache:
 
     def forget(self) -> None:
         """Forget all, whatever an exception between two instructions has left of them."""
-        texts, self.texts = self.texts, []
-        for text in texts:
+        for text in self.texts:
             text.sequence.clear()
+        self.texts = []
 
     def drop(self, text: KeptText) -> None:
-        """Forget one."""
-        self.texts.remove(text)
+        """Forget one.
+
+        It stays a kept text until its pages are given back, so that `forget` finds it if an
+        exception comes between.
+        """
         self._give_back(text.sequence)
+        self.texts.remove(text)
 
     def _give_back(self, sequence: Sequence) -> None:
         self.cache.cut_back(sequence, 0)

@@ -129,11 +129,14 @@ class Scheduler:
         self.waiting.append(request)
 
     def end(self, request: Request) -> None:
-        """A request is done, or cancelled; its rows are kept as long as there is room."""
-        if request.state == "running":
+        """Let go of a request that is done or cancelled; its rows stay while there is room.
+
+        An exception may have come between two changes of it, so it may be in neither list.
+        """
+        if request in self.running:
             self.running.remove(request)
             self.rows.end(request)
-        elif request.state == "waiting":
+        elif request in self.waiting:
             self.waiting.remove(request)
         request.state = "done"
 
