@@ -80,7 +80,7 @@ SEEN = """
 from localkv.llm import STREAM_OPTIONS
 from localkv.sampling.params import SamplingParams
 from localkv.server.generation_settings import generation_settings
-from localkv.server.sampling_fields import SamplingFields
+from localkv.server.request_fields import SamplingFields
 from localkv.tui.slash_commands import _setting_names
 import msgspec
 

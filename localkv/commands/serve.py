@@ -37,7 +37,7 @@ from localkv.system.terminal_text import visible
 
 def _run(*, port: int, alias: str | None, **values: Any) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit code."""
-    from localkv.server.api_keys import read_keys
+    from localkv.server.access import read_keys
 
     keys = read_keys(values["api_key"], values["api_key_file"])
     if (values["ssl_cert_file"] is None) != (values["ssl_key_file"] is None):
@@ -54,7 +54,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     if not hosts:
         raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
     from localkv.chat.engine import EngineOptions
-    from localkv.server.hosts import checked_origins
+    from localkv.server.access import checked_origins
     from localkv.server.http_server import Ending, serve
     from localkv.server.settings import ServerSettings
     from localkv.server.wire import Facts

@@ -1,11 +1,21 @@
-"""Splits the text of an answer while it comes: into reasoning, calls of tools, and the rest."""
+"""An answer while it comes, split into reasoning, calls of tools, and the rest.
+
+`AnswerReader` splits one text, `Answers` read the events of all texts of a request, and `Parts` put
+the pieces together where a dialect has them in a row: content blocks in Anthropic's API, output
+items in OpenAI's Responses.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from localkv.chat.reasoning import split_reasoning
+from localkv.errors import LocalKVError
+from localkv.server.engine_client import Texts, named_error
+from localkv.server.failures import as_request_error
+from localkv.server.wire import Ended, Event, Piece
 from localkv.tool_calls.reader import CallReader
 from localkv.tool_calls.source import CallArguments, CallBegun, CallEnded, CallEvent, Content
 
@@ -87,3 +97,138 @@ class AnswerReader:
             if isinstance(delta, Content):
                 self.content += delta.text
         return [*deltas]
+
+
+class Answers:
+    """One answer or more to the same prompt.
+
+    Args:
+        texts: as the engine writes them.
+        readers: one for each.
+        prompt: the text of the conversation, as the model reads it.
+        n_prompt: its tokens.
+
+    Attributes:
+        ends: of the answers, None for those that go on.
+    """
+
+    def __init__(
+        self, texts: Texts, readers: Sequence[AnswerReader], prompt: str = "", n_prompt: int = 0
+    ) -> None:
+        self.texts = texts
+        self.prompt, self.n_prompt = prompt, n_prompt
+        self.readers = list(readers)
+        self.ends: list[Ended | None] = [None] * len(self.readers)
+
+    @property
+    def ended(self) -> list[Ended]:
+        """The ends that are known."""
+        return [end for end in self.ends if end is not None]
+
+    async def news(self) -> AsyncIterator[tuple[int, Event, list[Delta]]]:
+        """What happens: the number of an answer, the event, and the deltas that it brings.
+
+        Raises:
+            RequestError: an answer can't be completed.
+        """
+        try:
+            async for events in self.texts:
+                for index, event in events:
+                    yield index, event, self._deltas(index, event)
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+
+    def _deltas(self, index: int, event: Event) -> list[Delta]:
+        reader = self.readers[index]
+        if isinstance(event, Piece):
+            return reader.push(event.text)
+        if isinstance(event, Ended):
+            if event.error:
+                raise as_request_error(named_error(event.kind, event.error))
+            self.ends[index] = event
+            return reader.end(is_cut=event.finish_reason != "stop" or event.stop is not None)
+        return []
+
+    def close(self) -> None:
+        """Nobody reads the rest."""
+        self.texts.close()
+
+
+@dataclass
+class Part:
+    """A part so far.
+
+    Attributes:
+        index: among all parts of the answer.
+        text: of a call, its arguments.
+        id, name: of a call.
+    """
+
+    index: int
+    kind: Literal["reasoning", "content", "call"]
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class PartEvent:
+    """A part begins, grows by `added`, or is complete."""
+
+    what: Literal["begun", "grown", "done"]
+    part: Part
+    added: str = ""
+
+
+class Parts:
+    """Puts deltas together to parts.
+
+    Attributes:
+        all: parts so far; the last may go on.
+    """
+
+    def __init__(self) -> None:
+        self.all = list[Part]()
+        self._is_open = False
+
+    def push(self, deltas: Sequence[Delta]) -> list[PartEvent]:
+        """What deltas do to the parts."""
+        events = list[PartEvent]()
+        for delta in deltas:
+            if isinstance(delta, CallBegun):
+                events += self._open(Part(len(self.all), "call", id=delta.id, name=delta.name))
+                continue
+            if not isinstance(delta, CallArguments):
+                kind = "reasoning" if isinstance(delta, Reasoning) else "content"
+                if not (self._is_open and self.all[-1].kind == kind):
+                    new = Part(len(self.all), kind)  # type: ignore[arg-type]
+                    events += self._open(new)
+            part = self.all[-1]
+            part.text += delta.text
+            events.append(PartEvent("grown", part, delta.text))
+        return events
+
+    async def whole(self, answers: Answers) -> Ended:
+        """Put all of the only answer together; how it ended.
+
+        Raises:
+            RequestError: it can't be completed.
+        """
+        async for _, _, deltas in answers.news():
+            self.push(deltas)
+        self.end()
+        (end,) = answers.ended
+        return end
+
+    def end(self) -> list[PartEvent]:
+        """The answer is complete."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [PartEvent("done", self.all[-1])]
+
+    def _open(self, part: Part) -> list[PartEvent]:
+        events = self.end()
+        self.all.append(part)
+        self._is_open = True
+        return [*events, PartEvent("begun", part)]

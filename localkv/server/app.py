@@ -1,13 +1,15 @@
-"""The server's application: which path leads where, and how errors are told."""
+"""The server's application: which path leads where, how errors are told, and its description."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,7 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from localkv import __version__
 from localkv.errors import LocalKVError
+from localkv.server.access import LOCAL, LOCAL_ORIGIN
 from localkv.server.dialects.anthropic_messages import count_tokens, messages
 from localkv.server.dialects.metrics import metrics
 from localkv.server.dialects.native_completion import completion
@@ -35,20 +39,27 @@ from localkv.server.dialects.openai_chat import chat_completions
 from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, model, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
-from localkv.server.error_answer import error_answer
-from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError, as_request_error
 from localkv.server.front import Front
 from localkv.server.guard import Guard
-from localkv.server.hosts import LOCAL, LOCAL_ORIGIN
-from localkv.server.json_answer import CLOSED
-from localkv.server.openapi import described
+from localkv.server.json_answer import error_answer, to_json
 from localkv.server.page_files import cache_meter, facts, page
-from localkv.server.recorder import WARNING, Recorder
+from localkv.server.request_record import CLOSED, WARNING, Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
 POST, GET = ["POST"], ["GET"]
+
+
+async def api_description(front: Front, request: Request) -> Response:
+    """GET /openapi.json: all of this, for programs."""
+    return Response(_description(front.settings.model_name), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _description(model_name: str) -> bytes:
+    return to_json(described(ENDPOINTS, model_name))
+
 
 ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/", GET, page),
@@ -89,21 +100,9 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/api/version", GET, version),
     ("/metrics", GET, metrics),
     *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
+    ("/openapi.json", GET, api_description),
 ]
 """Path, methods, and who answers."""
-
-
-async def api_description(front: Front, request: Request) -> Response:
-    """GET /openapi.json: all of this, for programs."""
-    return Response(_description(front.settings.model_name), media_type="application/json")
-
-
-@lru_cache(maxsize=1)
-def _description(model_name: str) -> bytes:
-    return to_json(described(ENDPOINTS, model_name))
-
-
-ENDPOINTS.append(("/openapi.json", GET, api_description))
 
 
 def application(front: Front) -> Starlette:
@@ -175,3 +174,74 @@ def _cors(front: Front) -> list[Middleware]:
             expose_headers=["x-request-id", WARNING],
         )
     ]
+
+
+ANSWERS = {
+    "2XX": "the answer",
+    "400": "the request is malformed, or can't be answered",
+    "401": "the key is missing, or wrong",
+    "403": "the server does not answer to this host or origin",
+    "404": "there is no such path or model",
+    "405": "the path has other methods",
+    "413": "the body is too large",
+    "429": "too many requests wait",
+    "501": "this part of the API is not supported",
+    "503": "the model is being loaded, or the server ends",
+}
+
+
+def described(
+    endpoints: Iterable[tuple[str, Sequence[str], Callable[..., Any]]], model_name: str
+) -> dict[str, Any]:
+    """The description of all endpoints.
+
+    Args:
+        endpoints: path, methods, and who answers; its `body_type` is the type of the body, and its
+            docstring is the summary.
+        model_name: of the model that is served.
+    """
+    endpoints = list(endpoints)
+    kinds = {kind for *_, endpoint in endpoints if (kind := _body_type(endpoint)) is not None}
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(
+        ordered, ref_template="#/components/schemas/{name}"
+    )
+    by_kind = dict(zip(ordered, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for path, methods, endpoint in endpoints:
+        path = path.replace(":path", "")
+        for method in methods:
+            paths.setdefault(path, {})[method.lower()] = _operation(path, endpoint, by_kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"localkv: {model_name}", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _body_type(endpoint: Callable[..., Any]) -> type | None:
+    return getattr(endpoint, "body_type", None)
+
+
+def _operation(path: str, endpoint: Callable[..., Any], by_kind: dict[type, Any]) -> dict[str, Any]:
+    """What one method of a path does."""
+    summary = (endpoint.__doc__ or "").split("\n")[0]
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {status: {"description": text} for status, text in ANSWERS.items()},
+    }
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if (kind := _body_type(endpoint)) is not None:
+        content = {"application/json": {"schema": by_kind[kind]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation

@@ -9,13 +9,11 @@ import msgspec
 
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.server import limits
-from localkv.server.answer import AnswerReader
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
-from localkv.server.request_fields import RequestFields, grammar_for, place_of
+from localkv.server.request_fields import RequestFields, grammar_for, place_of, stop_strings
 from localkv.server.request_record import warn
-from localkv.server.sampling_fields import stop_strings
 from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
 from localkv.tool_calls.tools import TOOL_CHOICES

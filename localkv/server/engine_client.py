@@ -9,16 +9,15 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from localkv.chat.engine import EngineOptions, EngineStoppedError
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.server.failures import RequestError
-from localkv.server.observed_texts import ObservedTexts
-from localkv.server.open_texts import OpenTexts
 from localkv.server.wire import (
     LENGTH,
     Again,
@@ -32,6 +31,7 @@ from localkv.server.wire import (
     Message,
     Piece,
     Progress,
+    Reading,
     Refused,
     SlotAction,
     SlotDone,
@@ -42,6 +42,10 @@ from localkv.server.wire import (
     from_engine,
 )
 from localkv.system.python_child import child_command, child_environment
+
+if TYPE_CHECKING:
+    from localkv.server.metrics import ObservedTexts
+
 
 STOP_SECONDS = 2.0
 """How long `stop` lets the process end by itself."""
@@ -66,6 +70,46 @@ class EngineFailedError(LocalKVError):
     def __init__(self, message: str, hint: str | None, exit_code: int) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code
+
+
+@dataclass
+class OpenText:
+    """A text that grows, or waits.
+
+    Attributes:
+        submit: the request.
+        n_cached: tokens of its prompt that were evaluated before it came.
+        n_read: tokens of its prompt that are evaluated, those included.
+        n_tokens: that were drawn.
+        has_new_line: whether it has more than one line.
+    """
+
+    submit: Submit
+    n_cached: int = 0
+    n_read: int = 0
+    n_tokens: int = 0
+    has_new_line: bool = False
+
+
+class OpenTexts(dict[int, OpenText]):
+    """The texts that have not ended, by their numbers."""
+
+    def add(self, submit: Submit) -> None:
+        """A request goes to the engine."""
+        self[submit.id] = OpenText(submit)
+
+    def note(self, event: Event) -> None:
+        """Something has happened to one of them."""
+        text = self.get(event.id)
+        if text is None:
+            return
+        if isinstance(event, Reading):
+            text.n_cached, text.n_read = event.n_cached, event.n_held
+        elif isinstance(event, Piece):
+            text.n_tokens, text.n_read = event.n_tokens, len(text.submit.ids)
+            text.has_new_line = text.has_new_line or "\n" in event.text
+        elif isinstance(event, Ended | Refused):
+            del self[event.id]
 
 
 class Texts(AsyncIterator[list[tuple[int, Event]]]):

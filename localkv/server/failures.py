@@ -1,4 +1,4 @@
-"""Errors as answers: a status, and an object that says what is wrong, in each dialect's shape."""
+"""Errors that a request can have: a status, and an object in each dialect's shape that says why."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ TYPES = {
 CONTEXT_ERROR = "exceed_context_size_error"
 """The type of an error about a prompt that does not fit."""
 
+ANTHROPIC_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+"""`type` of an error by its status in Anthropic's API, where that has another name."""
+SHARED_TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+}
+"""Names that Anthropic's API has, too."""
 
 FINAL = (500, 501, 504)
 """Statuses at which client libraries ask again, though they would only get the same answer."""
@@ -68,6 +77,19 @@ class RequestError(LocalKVError):
     def fields(self) -> dict[str, Any]:
         """The object `error` of OpenAI's API, as llama-server fills it in."""
         return {"code": self.status, "message": str(self), "type": self.type, **self.extra}
+
+    @property
+    def anthropic_fields(self) -> dict[str, Any]:
+        """The whole answer in Anthropic's API."""
+        kind = self.type if self.type in SHARED_TYPES else "api_error"
+        if self.status == 400:
+            kind = "invalid_request_error"
+        kind = ANTHROPIC_TYPES.get(self.status, kind)
+        message = str(self)
+        if self.type == CONTEXT_ERROR:  # Anthropic's words, by which Claude Code knows what to do
+            said = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
+            message = f"{said.format_map(self.extra)} ({self.hint})"
+        return {"type": "error", "error": {"type": kind, "message": message, **self.extra}}
 
 
 def unsupported(what: str, hint: str) -> RequestError:

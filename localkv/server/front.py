@@ -17,18 +17,17 @@ from localkv.sampling.params import NUMBERS, SamplingParams
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.json_body import make_decoders
-from localkv.server.observed_texts import ObservedTexts
-from localkv.server.prompt_model import PromptModel
+from localkv.server.prompts import PromptModel
+from localkv.server.request_fields import SamplingFields, sampling_params
 from localkv.server.request_record import current
-from localkv.server.sampling_fields import SamplingFields, sampling_params
 from localkv.server.settings import ServerSettings
 from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts, Opening, Submit
 from localkv.server.work import SMALL, Work
 
 if TYPE_CHECKING:
-    from localkv.server.access_log import AccessLog
     from localkv.server.metrics import Metrics
+    from localkv.server.request_record import AccessLog
 
 MOST_TOLD = 100
 """Most warnings of requests that the server prints, so that strangers can't fill its log."""
@@ -265,7 +264,7 @@ class Front:
                 if self.metrics is not None:
                     lengths = (len(one.ids) for one in requests)
                     n_prompts = dict(zip(texts.ids, lengths, strict=True))
-                    texts.observer = ObservedTexts(self.metrics, record, n_prompts)
+                    texts.observer = self.metrics.observer(record, n_prompts)
                 await texts.begun()
                 if record is not None:
                     record.at_end.append(texts.close)

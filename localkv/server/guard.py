@@ -9,10 +9,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localkv.errors import byte_size
-from localkv.server.api_keys import ApiKeys, given_key
-from localkv.server.error_answer import error_answer
+from localkv.server.access import ApiKeys, given_key, is_known, is_same, known_hosts, may_call
 from localkv.server.failures import RequestError
-from localkv.server.hosts import is_known, is_same, known_hosts, may_call
+from localkv.server.json_answer import error_answer
 from localkv.server.settings import MOST_BODY
 
 if TYPE_CHECKING:

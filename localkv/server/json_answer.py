@@ -1,23 +1,26 @@
-"""An answer that is sent whole; a client that leaves earlier ends it."""
+"""An answer as JSON: sent whole, or in events as it comes; and errors in each dialect's shape."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from localkv.errors import LocalKVError
 from localkv.server.engine_client import Texts
-from localkv.server.event_stream import to_json
-from localkv.server.failures import as_request_error
-from localkv.server.request_record import current
+from localkv.server.failures import RequestError, as_request_error
+from localkv.server.request_record import CLOSED, current
 
-CLOSED = 499
-"""nginx's status of a request whose client is gone; it is for the log only."""
+to_json = msgspec.json.Encoder().encode
+
+PING_SECONDS = 15.0
+"""How long a stream may be idle before a comment says that it lives."""
+DONE = b"data: [DONE]\n\n"
+"""The end of OpenAI's streams."""
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -79,3 +82,77 @@ async def _gone(request: Request) -> None:
     """Wait until the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event with JSON data.
+
+    Args:
+        name: of its kind, in dialects that have such.
+    """
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(data) + b"\n\n"
+
+
+async def with_pings(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass events on, and send a comment after every `PING_SECONDS` without one."""
+    source = aiter(events)
+    waiting: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(source))
+            done, _ = await asyncio.wait({waiting}, timeout=PING_SECONDS)
+            if not done:
+                yield b": ping\n\n"
+                continue
+            try:
+                piece = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield piece
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.wait({waiting})  # the source can be closed once it no longer runs
+        close = getattr(source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+    """An answer that comes in events; whoever goes away ends it."""
+    return StreamingResponse(
+        with_pings(events),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+def error_answer(path: str, error: RequestError) -> Response:
+    """What a client of a path is told, in its dialect's shape."""
+    if path.startswith("/v1/messages"):
+        return json_response(error.anthropic_fields, error.status, error.headers)
+    if path.startswith("/api/"):
+        return json_response({"error": str(error)}, error.status, error.headers)
+    return json_response({"error": error.fields}, error.status, error.headers)
+
+
+def error_piece(path: str, kind: str, error: RequestError) -> bytes | None:
+    """The error that ends a begun stream, in its dialect's shape.
+
+    Args:
+        kind: the stream's content type.
+
+    Returns:
+        None if the body is no stream, so that it has no place for an error.
+    """
+    if kind.startswith("application/x-ndjson"):
+        return to_json({"error": str(error)}) + b"\n"
+    if not kind.startswith("text/event-stream"):
+        return None
+    if path.startswith("/v1/messages"):
+        return event(error.anthropic_fields, "error")
+    if path.endswith("/responses"):
+        return event({"type": "error", "code": error.type, "message": str(error)}, "error")
+    return event({"error": error.fields})

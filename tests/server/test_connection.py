@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from localkv.server import connection, guard
+from localkv.server import guard, http_server
 from support.front import front_of, said, served
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
@@ -16,9 +16,9 @@ GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Limits of a fraction of a second."""
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.15)
-    monkeypatch.setattr(connection, "STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.15)
+    monkeypatch.setattr(http_server, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "LINGER_SECONDS", 0.05)
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.15)
 
 
@@ -101,8 +101,8 @@ def test_who_sends_requests_without_end_is_cut_off():
 
 
 def test_only_so_many_connect(monkeypatch):
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 5)
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 5)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 5)
 
     async def many(port):
         others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]

@@ -7,9 +7,8 @@ from starlette.testclient import TestClient
 
 from localkv.errors import UsageError
 from localkv.server import guard
-from localkv.server.api_keys import ApiKeys, given_key, read_keys
+from localkv.server.access import ApiKeys, checked_origins, given_key, read_keys
 from localkv.server.app import application
-from localkv.server.hosts import checked_origins
 from localkv.server.http_server import check_exposure
 from support.front import front_of
 

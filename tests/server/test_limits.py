@@ -18,13 +18,12 @@ from localkv.chat.engine import EngineOptions
 from localkv.sampling.params import SamplingParams
 from localkv.server import front as front_module
 from localkv.server import limits
-from localkv.server.app import ENDPOINTS
+from localkv.server.app import ENDPOINTS, described
 from localkv.server.engine_client import EngineClient
 from localkv.server.failures import RequestError
 from localkv.server.front import with_seed
 from localkv.server.json_body import decoded, nesting
-from localkv.server.openapi import described
-from localkv.server.recorder import Recorder
+from localkv.server.request_record import Recorder
 from localkv.server.wire import Facts, Submit
 from support.attack.odd_fields import BODIES, odd_requests
 from support.fake_engine import FACTS

@@ -8,10 +8,8 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 
 from localkv.engine.stream import Timings, Usage
-from localkv.server.access_log import AccessLog
-from localkv.server.metrics import Metrics, rows_label
-from localkv.server.observed_texts import ObservedTexts
-from localkv.server.request_record import RequestRecord, request_id
+from localkv.server.metrics import Metrics, ObservedTexts, rows_label
+from localkv.server.request_record import AccessLog, RequestRecord, request_id
 from localkv.server.wire import Ended, Piece, Reading, Status
 from support.front import front_of
 from support.server import RunningServer

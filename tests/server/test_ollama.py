@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from localkv.server.answer import AnswerReader
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers
 from localkv.server.dialects.ollama_answer import OllamaAnswer
 from localkv.server.dialects.ollama_request import ChatRequest, Options, chat_body
 from localkv.tool_calls.source import CallArguments, CallBegun

@@ -30,8 +30,7 @@ from localkv.server.dialects.native_completion import NativeBody
 from localkv.server.dialects.ollama_request import ChatRequest, GenerateRequest
 from localkv.server.dialects.openai_completions import CompletionBody
 from localkv.server.failures import RequestError
-from localkv.server.json_body import decoded
-from localkv.server.other_fields import ASKS_NOTHING, HARMLESS, NOTED, REFUSED
+from localkv.server.json_body import ASKS_NOTHING, HARMLESS, NOTED, REFUSED, decoded
 from localkv.server.request_record import RequestRecord
 from support.front import front_of
 from support.server import RunningServer
@@ -328,7 +327,7 @@ def test_a_larger_context_is_a_warning_unless_the_prompt_does_not_fit(
 
 
 def test_the_servers_own_effort_is_for_requests_that_say_nothing(tmp_path: Path) -> None:
-    from localkv.server.prompt_model import PromptModel
+    from localkv.server.prompts import PromptModel
     from support.server import SHIPPED_MODEL
 
     source = "{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}"

@@ -13,8 +13,7 @@ from localkv.server.dialects import anthropic_messages, ollama_request
 from localkv.server.dialects import openai_responses as openai
 from localkv.server.failures import RequestError
 from localkv.server.json_body import decoded
-from localkv.server.recorder import WARNING
-from localkv.server.request_record import RequestRecord
+from localkv.server.request_record import WARNING, RequestRecord
 from support.server import RunningServer
 
 FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object"}}

@@ -15,14 +15,12 @@ from localkv.engine.stream import Timings, Usage
 from localkv.loader.chat_messages import in_turns, messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
-from localkv.server.answer import AnswerReader, Delta, Reasoning
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers, Delta, Parts, Reasoning
 from localkv.server.chat_request import ChatBody
 from localkv.server.dialects import anthropic_messages, ollama_answer, ollama_request
 from localkv.server.dialects import openai_responses as openai
 from localkv.server.dialects.openai_chat import Choice
 from localkv.server.json_body import decoded
-from localkv.server.parts import Parts
 from localkv.server.wire import Ended
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 from support.family_templates import FAMILIES

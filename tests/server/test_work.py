@@ -16,9 +16,8 @@ from localkv.chat.engine import EngineOptions
 from localkv.engine.logprobs import TokenLogprob, TopLogprob, as_openai
 from localkv.server import json_body, work
 from localkv.server.engine_client import EngineClient, Texts
-from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
-from localkv.server.json_answer import JsonLists
+from localkv.server.json_answer import JsonLists, to_json
 from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_ODD, MOST_PARTS, Nesting, nesting
 from localkv.server.request_record import RequestRecord, current
 from localkv.server.wire import Piece

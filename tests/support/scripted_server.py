@@ -60,7 +60,7 @@ def engine() -> int:
 
     from localkv.llm import TextModel
     from localkv.server import engine_child
-    from localkv.server.running_text import RunningText
+    from localkv.server.engine_child import RunningText
     from localkv.server.wire import Submit
     from localkv.structured.grammar import Grammar
 

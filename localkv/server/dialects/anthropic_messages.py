@@ -13,14 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.server import limits
-from localkv.server.answers import Answers
+from localkv.server.answer import Answers, Part, PartEvent, Parts
 from localkv.server.chat_request import ChatBody, Thinking, begun, rendered
-from localkv.server.event_stream import event, event_stream
-from localkv.server.failures import CONTEXT_ERROR, RequestError, unsupported
+from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
-from localkv.server.json_answer import json_answer, json_response
+from localkv.server.json_answer import event, event_stream, json_answer, json_response
 from localkv.server.json_body import received, takes
-from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.request_record import warn
 from localkv.server.wire import Ended
 
@@ -29,14 +27,6 @@ BILLING = "x-anthropic-billing-header"
 nothing to a model, and no prompt would begin like an earlier one."""
 _OF_OTHER_TOOLS = re.compile(r"\w{1,40}_tool_(use|result)")
 """Blocks of tools that ran on Anthropic's servers, such as `server_tool_use`."""
-ERROR_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
-"""Where Anthropic's names are others."""
-NATIVE_TYPES = {
-    "invalid_request_error",
-    "authentication_error",
-    "permission_error",
-    "not_found_error",
-}
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
@@ -294,7 +284,7 @@ class MessageAnswer:
             yield _event("message_delta", delta=self._reason(end), usage=_usage(end))
             yield _event("message_stop")
         except RequestError as error:
-            yield event(failure(error), "error")
+            yield event(error.anthropic_fields, "error")
         finally:
             self.answers.close()
 
@@ -352,21 +342,8 @@ def _usage(end: Ended) -> dict[str, int]:
     }
 
 
-def failure(error: RequestError) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
-    kind = error.type if error.type in NATIVE_TYPES else "api_error"
-    if error.status == 400:
-        kind = "invalid_request_error"
-    kind = ERROR_TYPES.get(error.status, kind)
-    message = str(error)
-    if error.type == CONTEXT_ERROR:  # Anthropic's words, by which Claude Code knows what to do
-        said = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum"
-        message = f"{said.format_map(error.extra)} ({error.hint})"
-    return {"type": "error", "error": {"type": kind, "message": message, **error.extra}}
-
-
 def _refused(error: RequestError) -> Response:
-    return json_response(failure(error), error.status, error.headers)
+    return json_response(error.anthropic_fields, error.status, error.headers)
 
 
 @takes(MessagesBody)

@@ -12,19 +12,16 @@ from starlette.responses import Response
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
 from localkv.server import limits
-from localkv.server.answer import AnswerReader, Delta
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers, Delta
 from localkv.server.dialects.openai_completions import submits
-from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
-from localkv.server.json_answer import JsonLists, json_answer
+from localkv.server.json_answer import JsonLists, event, event_stream, json_answer
 from localkv.server.json_body import received, takes
+from localkv.server.prompts import GivenPrompts, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
-from localkv.server.running_timings import RunningTimings
-from localkv.server.text_prompt import GivenPrompts, text_prompts
-from localkv.server.usage import native_timings, prompt_progress
+from localkv.server.usage import RunningTimings, native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
 from localkv.tool_calls.source import Content
 

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv import __version__
+from localkv.server.engine_client import OpenText
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
 from localkv.server.json_answer import json_response
-from localkv.server.open_texts import OpenText
 
 HIDDEN_IN_SLOTS = ("stop", "logit_bias", "dry_sequence_breakers")
 """Settings that may tell what a request is about, which `/slots` leaves out."""

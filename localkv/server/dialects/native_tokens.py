@@ -11,12 +11,10 @@ from starlette.responses import Response
 
 from localkv.server import limits
 from localkv.server.chat_request import ChatBody, rendered
-from localkv.server.event_stream import to_json
 from localkv.server.front import Front
-from localkv.server.json_answer import json_response
+from localkv.server.json_answer import json_response, to_json
 from localkv.server.json_body import received, takes
-from localkv.server.prompt_model import PromptModel
-from localkv.server.text_prompt import checked_token
+from localkv.server.prompts import PromptModel, checked_token
 
 PART = 4096
 """Tokens of an answer that become JSON in one piece."""

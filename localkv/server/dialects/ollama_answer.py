@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
-from localkv.server.answer import AnswerReader, Delta, Reasoning
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers, Delta, Reasoning
 from localkv.server.chat_request import begun
 from localkv.server.dialects.ollama_request import (
     ChatRequest,
@@ -25,14 +24,12 @@ from localkv.server.dialects.ollama_request import (
     response_format,
 )
 from localkv.server.dialects.openai_completions import submits
-from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
-from localkv.server.json_answer import JsonLists, json_answer, json_response
+from localkv.server.json_answer import JsonLists, json_answer, json_response, to_json
 from localkv.server.json_body import received, takes
-from localkv.server.sampling_fields import stop_strings
-from localkv.server.structure import grammar_of
-from localkv.server.text_prompt import text_prompts
+from localkv.server.prompts import text_prompts
+from localkv.server.request_fields import grammar_of, stop_strings
 from localkv.server.wire import Ended, Event, Piece
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 

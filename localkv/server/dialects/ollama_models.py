@@ -17,7 +17,7 @@ from localkv.server.dialects.ollama_request import LATEST, can_think, known_name
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
 from localkv.server.json_body import received, takes
-from localkv.server.prompt_model import PromptModel
+from localkv.server.prompts import PromptModel
 
 API_VERSION = "0.14.0"
 """The version of ollama whose API this is; clients refuse servers that are too old."""

@@ -13,8 +13,8 @@ from localkv.server import limits
 from localkv.server.chat_request import ChatBody
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
+from localkv.server.request_fields import SamplingFields
 from localkv.server.request_record import warn
-from localkv.server.sampling_fields import SamplingFields
 
 LATEST = ":latest"
 """The tag that ollama adds to names that have none."""

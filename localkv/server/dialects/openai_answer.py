@@ -8,13 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from localkv.server.answer import Delta
-from localkv.server.answers import Answers
+from localkv.server.answer import Answers, Delta
 from localkv.server.chat_request import StreamOptions
-from localkv.server.event_stream import DONE, event
 from localkv.server.failures import RequestError
-from localkv.server.running_timings import RunningTimings
-from localkv.server.usage import native_timings, openai_usage
+from localkv.server.json_answer import DONE, event
+from localkv.server.usage import RunningTimings, native_timings, openai_usage
 from localkv.server.wire import Event
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}

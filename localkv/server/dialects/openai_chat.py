@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import as_openai
-from localkv.server.answer import AnswerReader, Delta, Reasoning
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers, Delta, Reasoning
 from localkv.server.chat_request import ChatBody, begun
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
-from localkv.server.event_stream import event, event_stream
 from localkv.server.front import Front
-from localkv.server.json_answer import JsonLists, json_answer
+from localkv.server.json_answer import JsonLists, event, event_stream, json_answer
 from localkv.server.json_body import received, takes
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading

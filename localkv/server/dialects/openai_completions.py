@@ -11,18 +11,15 @@ from starlette.responses import Response
 
 from localkv.engine.logprobs import LEAST, TokenLogprob, as_openai
 from localkv.server import limits
-from localkv.server.answer import AnswerReader, Delta
-from localkv.server.answers import Answers
+from localkv.server.answer import AnswerReader, Answers, Delta
 from localkv.server.chat_request import StreamOptions
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
-from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import unsupported
 from localkv.server.front import Front, with_seed
-from localkv.server.json_answer import JsonLists, json_answer
+from localkv.server.json_answer import JsonLists, event, event_stream, json_answer
 from localkv.server.json_body import received, takes
-from localkv.server.request_fields import RequestFields, text_fields
-from localkv.server.sampling_fields import SamplingFields
-from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
+from localkv.server.prompts import GivenPrompts, TextPrompt, text_prompts
+from localkv.server.request_fields import RequestFields, SamplingFields, text_fields
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
 from localkv.tool_calls.source import Content

@@ -14,18 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.server import limits
-from localkv.server.answers import Answers
+from localkv.server.answer import Answers, Part, PartEvent, Parts
 from localkv.server.chat_request import ChatBody, ReasoningOptions, begun, rendered
-from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
-from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import received, takes
-from localkv.server.other_fields import NOTED
-from localkv.server.parts import Part, PartEvent, Parts
+from localkv.server.json_answer import event, event_stream, json_answer, json_response
+from localkv.server.json_body import NOTED, received, takes
 from localkv.server.request_record import warn
-from localkv.server.running_timings import RunningTimings
-from localkv.server.usage import native_timings, prompt_progress
+from localkv.server.usage import RunningTimings, native_timings, prompt_progress
 from localkv.server.wire import Ended, Reading
 
 _OF_OTHER_TOOLS = re.compile(r"mcp_\w{1,40}|\w{1,40}_call(_output)?")

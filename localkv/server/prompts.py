@@ -1,6 +1,7 @@
-"""The part of a model that needs no weights: its tokenizer and its chat templates.
+"""Prompts: conversations and texts become the tokens that the engine reads.
 
-The front has it, so that prompts are checked and counted while the engine computes, or loads.
+This needs a tokenizer and chat templates, and no weights. The front has them, so that prompts are
+checked and counted while the engine computes, or loads.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from localkv.engine.tokenized_model import TokenizedModel
 from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
-from localkv.server.failures import RequestError, context_error
+from localkv.server.failures import RequestError, context_error, unsupported
+from localkv.server.limits import MOST_PROMPTS, Object, TextParts
 from localkv.structured.grammar import Grammar
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
@@ -23,8 +25,15 @@ from localkv.tool_calls.family import Family
 from localkv.tool_calls.json_call import GENERIC
 from localkv.tool_calls.tools import Tools
 
+if TYPE_CHECKING:
+    from localkv.server.front import Front
+
 MOST_COUNTED = 2 << 20
 """Most characters of a text whose tokens are only counted."""
+
+
+GivenPrompts: TypeAlias = str | TextParts | Object
+"""The field `prompt`, as OpenAI's API and llama-server's take it."""
 
 
 class PromptModel(TokenizedModel):
@@ -171,3 +180,96 @@ class PromptModel(TokenizedModel):
             return self._reasoning == "on"
         is_ended = options.get("reasoning_budget") == 0
         return True if switch == THINK and not is_ended else None
+
+
+class TextPrompt(NamedTuple):
+    """What a text goes on from.
+
+    Attributes:
+        ids: its tokens.
+        text: the same as it was given, or without control tokens.
+    """
+
+    ids: list[int]
+    text: str
+
+
+async def text_prompts(front: Front, given: GivenPrompts) -> list[TextPrompt]:
+    """The prompts of a request.
+
+    Args:
+        given: "text"; [1, 2]; [1, "text", 2]; {"prompt_string": "text"}; or a list of such, in
+            which a number is never alone.
+
+    Raises:
+        RequestError: it is none of these, or a prompt is empty.
+    """
+    model = await front.model()
+    many = _split(given)
+    front.check_count(len(many))
+    most = front.facts.engine.n_ctx
+    return await front.apart(lambda: [_prompt(model, one, most) for one in many])
+
+
+def _split(given: GivenPrompts) -> list[Any]:
+    if not isinstance(given, list) or any(_is_token(item) for item in given):
+        return [given]
+    if not given:
+        raise RequestError(400, "prompt is empty", "send a text, or token ids")
+    if len(given) > MOST_PROMPTS:
+        raise RequestError(400, f"prompt must be up to {MOST_PROMPTS} prompts, not {len(given)}")
+    return given
+
+
+def _is_token(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _prompt(model: PromptModel, given: object, most: int) -> TextPrompt:
+    if isinstance(given, dict):
+        given = _text_of(given)
+    parts = given if isinstance(given, list) else [given]
+    ids = list[int]()
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            special = number == 0
+            ids += model.tokens(part, add_special=special, parse_special=True, most=most)
+        elif _is_token(part):
+            ids.append(checked_token(model, part))
+        else:
+            raise RequestError(
+                400,
+                f"prompt: {part!r:.60} is neither a text nor a token id",
+                'as in "text", [1, 2] or ["one text", "another"]',
+            )
+        if len(ids) > most:
+            raise context_error(len(ids), most, is_least=True)
+    if not ids:
+        raise RequestError(400, "the prompt has no tokens", "send a text, or token ids")
+    text = given if isinstance(given, str) else model.tokenizer.decode(ids, skip_special=True)
+    return TextPrompt(ids, text)
+
+
+def checked_token(model: PromptModel, token: Any) -> int:
+    """A token id.
+
+    Raises:
+        RequestError: the vocabulary has no such token.
+    """
+    n_vocab = model.tokenizer.n_vocab
+    if not _is_token(token) or not 0 <= token < n_vocab:
+        raise RequestError(
+            400, f"{token!r:.40} is no token id", f"the vocabulary has 0 to {n_vocab - 1}"
+        )
+    checked: int = token
+    return checked
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    """The text of a prompt that is an object, as llama-server takes them."""
+    if part.get("multimodal_data"):
+        raise unsupported("multimodal_data", "this model reads text")
+    text = part.get("prompt_string")
+    if not isinstance(text, str):
+        raise RequestError(400, "prompt: an object needs prompt_string, a text")
+    return text
