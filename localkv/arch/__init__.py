@@ -1,70 +1,126 @@
 """Architectures: a file per family turns a model file's facts into a `ModelSpec`.
 
-Adding one is a function in a family's file and an entry in its `ARCHITECTURES`, or a new file and
-its name in `FAMILIES`.
+A new architecture is a function in a family's file and an entry in `FAMILIES`. A family's file is
+imported when a model of that family is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from localkv.arch import (
-    afmoe,
-    apertus,
-    cohere,
-    deepseek,
-    exaone,
-    gemma,
-    gemma4,
-    glm,
-    gpt_oss,
-    granite,
-    hunyuan,
-    layer_normed,
-    lfm2,
-    llama,
-    llama4,
-    mamba,
-    mixtures,
-    olmo,
-    phi,
-    plamo,
-    qwen,
-    qwen35,
-    smallthinker,
-    uneven,
-)
-from localkv.arch.facts import Facts
-from localkv.arch.spec import ModelSpec
+if TYPE_CHECKING:
+    from localkv.arch.facts import Facts
+    from localkv.arch.spec import ModelSpec
 
-FAMILIES = (
-    llama,
-    qwen,
-    gemma,
-    gemma4,
-    cohere,
-    phi,
-    granite,
-    olmo,
-    glm,
-    exaone,
-    hunyuan,
-    layer_normed,
-    apertus,
-    mixtures,
-    gpt_oss,
-    llama4,
-    smallthinker,
-    afmoe,
-    plamo,
-    uneven,
-    deepseek,
-    qwen35,
-    lfm2,
-    mamba,
-)
+FAMILIES = {
+    "llama": {
+        "llama": "llama",
+        "mistral3": "mistral3",
+        "smollm3": "smollm3",
+        "internlm2": "neighbours",
+        "ernie4_5": "neighbours",
+        "xverse": "neighbours",
+        "chatglm": "neighbours",
+        "baichuan": "baichuan",
+        "nanbeige": "nanbeige",
+        "paddleocr": "halves",
+        "pangu-embedded": "pangu",
+        "maincoder": "maincoder",
+        "cogvlm": "cogvlm",
+        "seed_oss": "seed_oss",
+        "arcee": "arcee",
+        "llama4": "llama4",
+    },
+    "qwen": {
+        "qwen": "qwen",
+        "qwen2vl": "qwen2vl",
+        "qwen3vl": "qwen3vl",
+        "qwen3vlmoe": "qwen3vlmoe",
+        "qwen2": "qwen2",
+        "qwen2moe": "qwen2moe",
+        "qwen3": "qwen3",
+        "qwen3moe": "qwen3moe",
+        "qwen35": "qwen35",
+        "qwen35moe": "qwen35moe",
+        "qwen3next": "qwen3next",
+    },
+    "gemma": {
+        "gemma": "gemma",
+        "gemma2": "gemma2",
+        "gemma3": "gemma3",
+        "gemma3n": "gemma3n",
+        "gemma4": "gemma4",
+    },
+    "cohere": {"command-r": "command_r", "cohere2": "cohere2", "cohere2moe": "cohere2_moe"},
+    "phi": {"phi2": "phi2", "phi3": "phi3"},
+    "granite": {
+        "granite": "granite",
+        "granitemoe": "granite_moe",
+        "granite_swa": "granite_swa",
+        "minicpm": "minicpm",
+    },
+    "olmo": {"olmo": "olmo", "olmo2": "olmo2"},
+    "glm": {"glm4": "glm4"},
+    "exaone": {"exaone": "exaone", "exaone4": "exaone4", "exaone-moe": "exaone_moe"},
+    "hunyuan": {"hunyuan-dense": "hunyuan_dense", "hunyuan_vl": "hunyuan_dense"},
+    "layer_normed": {
+        "codeshell": "ungated_gelu",
+        "falcon": "falcon",
+        "gptneox": "gptneox",
+        "jais2": "ungated_relu2",
+        "nemotron": "ungated_relu2",
+        "orion": "orion",
+        "stablelm": "stablelm",
+        "starcoder2": "ungated_gelu",
+    },
+    "apertus": {"apertus": "apertus"},
+    "mixtures": {
+        "olmoe": "olmoe",
+        "hunyuan-moe": "hunyuan_moe",
+        "minimax-m2": "minimax_m2",
+        "bailingmoe2": "bailingmoe2",
+        "dots1": "dots1",
+        "deepseek": "deepseek",
+        "deepseek2-ocr": "deepseek_ocr",
+        "bailingmoe": "bailingmoe",
+        "hy_v3": "hunyuan3",
+        "mellum": "mellum",
+        "ernie4_5-moe": "ernie_moe",
+        "glm4moe": "glm_moe",
+        "gpt-oss": "gpt_oss",
+        "smallthinker": "smallthinker",
+        "afmoe": "afmoe",
+    },
+    "plamo": {"plamo": "plamo", "plamo3": "plamo3"},
+    "uneven": {"deci": "deci", "openelm": "openelm"},
+    "deepseek": {
+        "deepseek2": "deepseek2",
+        "mistral4": "mistral4",
+        "minicpm3": "minicpm3",
+        "plm": "plm",
+    },
+    "lfm2": {"lfm2": "lfm2", "lfm2moe": "lfm2moe"},
+    "mamba": {
+        "granitehybrid": "granite_hybrid",
+        "nemotron_h": "nemotron_h",
+        "nemotron_h_moe": "nemotron_h",
+        "falcon-h1": "falcon_h1",
+    },
+}
+"""Each family's architectures, by `general.architecture`, and the functions of its file."""
+
+
+def _spec(family: str, function: str, facts: Facts) -> ModelSpec:
+    spec: ModelSpec = getattr(import_module(f"{__name__}.{family}"), function)(facts)
+    return spec
+
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {
-    name: spec for family in FAMILIES for name, spec in family.ARCHITECTURES.items()
+    architecture: partial(_spec, family, function)
+    for family, functions in FAMILIES.items()
+    for architecture, function in functions.items()
 }
-"""What makes the specification of each architecture, by `general.architecture`."""
+"""What makes the specification of each architecture."""

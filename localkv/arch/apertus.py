@@ -36,6 +36,3 @@ def apertus(facts: Facts) -> ModelSpec:
     return plain.model(
         facts, [replace(layer, ffn=replace(mlp, xielu=params)) for params in _xielu(facts)]
     )
-
-
-ARCHITECTURES = {"apertus": apertus}

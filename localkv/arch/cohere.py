@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.experts import expert_width, experts
+from localkv.arch.experts import expert_width, experts, leading_dense, with_dense
 from localkv.arch.facts import Facts
-from localkv.arch.mixtures import leading_dense, with_dense
 from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, MoeSpec, NormSpec
 from localkv.arch.windows import layers_with_windows, window_rope, windows
 
@@ -94,6 +93,3 @@ def _cohere2_experts(facts: Facts) -> MoeSpec:
     if not n_shared:
         return moe
     return replace(moe, weights_scale=0.5 * moe.weights_scale, shared_scale=0.5)
-
-
-ARCHITECTURES = {"command-r": command_r, "cohere2": cohere2, "cohere2moe": cohere2_moe}

@@ -9,9 +9,15 @@ import math
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
+from localkv.arch.experts import (
+    dense,
+    expert_width,
+    experts,
+    has_selection_bias,
+    leading_dense,
+    with_dense,
+)
 from localkv.arch.facts import Facts
-from localkv.arch.mixtures import leading_dense, with_dense
 from localkv.arch.spec import (
     AttentionParams,
     LatentAttentionSpec,
@@ -132,11 +138,3 @@ def plm(facts: Facts) -> ModelSpec:
     rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
     mlp = plain.mlp(facts, "relu2", gated=False)
     return plain.model(facts, [plain.layer(facts, _attention(facts, rope), mlp)] * facts.n_layers)
-
-
-ARCHITECTURES = {
-    "deepseek2": deepseek2,
-    "mistral4": mistral4,
-    "minicpm3": minicpm3,
-    "plm": plm,
-}

@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.experts import expert_width, experts, has_selection_bias
+from localkv.arch.experts import (
+    expert_width,
+    experts,
+    has_selection_bias,
+    leading_dense,
+    with_dense,
+)
 from localkv.arch.facts import Facts
-from localkv.arch.mixtures import leading_dense, with_dense
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.arch.windows import layers_with_windows, window_rope, windows
 
@@ -58,6 +63,3 @@ def exaone_moe(facts: Facts) -> ModelSpec:
     rope = window_rope(facts, attention.rope)
     layers = layers_with_windows(layer, windows(facts, PERIOD), rope)
     return plain.model(facts, with_dense(facts, layers, leading_dense(facts)))
-
-
-ARCHITECTURES = {"exaone": exaone, "exaone4": exaone4, "exaone-moe": exaone_moe}

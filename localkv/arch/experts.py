@@ -5,10 +5,12 @@ After llama.cpp's `src/llama-model.cpp` and `build_moe_ffn` in `src/llama-graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.spec import Gating, MlpSpec, MoeSpec
+from localkv.arch.spec import Gating, LayerSpec, MlpSpec, MoeSpec
 from localkv.errors import ModelFileError
 
 GATINGS: dict[int, Gating] = {
@@ -74,6 +76,26 @@ def expert_width(facts: Facts) -> int:
 def dense(facts: Facts) -> MlpSpec:
     """The dense block of a model whose other layers have experts."""
     return MlpSpec(facts.same_in_all_layers("feed_forward_length"))
+
+
+def leading_dense(facts: Facts, *, step: int = 1) -> list[bool]:
+    """Whether each layer is dense: all before `leading_dense_block_count`, and from there on all
+    but the last of each `step`."""
+    n_lead = facts.integer("leading_dense_block_count", 0)
+    return [i < n_lead or (i + 1) % step != 0 for i in range(facts.n_layers)]
+
+
+def with_dense(
+    facts: Facts, layers: Sequence[LayerSpec], is_dense: Sequence[bool]
+) -> list[LayerSpec]:
+    """Layers of experts, but with a dense block where `is_dense` says so."""
+    if not any(is_dense):
+        return list(layers)
+    block = dense(facts)
+    return [
+        replace(layer, ffn=block) if without_experts else layer
+        for layer, without_experts in zip(layers, is_dense, strict=True)
+    ]
 
 
 def has_selection_bias(facts: Facts) -> bool:

@@ -13,6 +13,3 @@ def glm4(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=not facts.turns_sections())
     layer = replace(plain.layer(facts, attention, plain.mlp(facts)), **plain.post_norms(facts))
     return plain.model(facts, [layer] * facts.n_layers)
-
-
-ARCHITECTURES = {"glm4": glm4}

@@ -75,11 +75,3 @@ def minicpm(facts: Facts) -> ModelSpec:
     spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
     layer = residual(facts, plain.layer(facts, spec, plain.mlp(facts)))
     return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
-
-
-ARCHITECTURES = {
-    "granite": granite,
-    "granitemoe": granite_moe,
-    "granite_swa": granite_swa,
-    "minicpm": minicpm,
-}

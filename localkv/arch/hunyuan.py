@@ -36,6 +36,3 @@ def hunyuan_dense(facts: Facts) -> ModelSpec:
     facts.turns_sections()
     layer = plain.layer(facts, _stretched(facts, attention(facts)), _mlp(facts))
     return plain.model(facts, [layer] * facts.n_layers)
-
-
-ARCHITECTURES = {"hunyuan-dense": hunyuan_dense, "hunyuan_vl": hunyuan_dense}

@@ -58,15 +58,3 @@ def stablelm(facts: Facts) -> ModelSpec:
     if "blk.0.ffn_norm.weight" in facts.shapes:
         return _model(facts, plain.layer_normed(facts, attention, mlp))
     return _model(facts, plain.side_by_side(facts, attention, mlp))
-
-
-ARCHITECTURES = {
-    "codeshell": ungated_gelu,
-    "falcon": falcon,
-    "gptneox": gptneox,
-    "jais2": ungated_relu2,
-    "nemotron": ungated_relu2,
-    "orion": orion,
-    "stablelm": stablelm,
-    "starcoder2": ungated_gelu,
-}

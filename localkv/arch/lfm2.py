@@ -49,6 +49,3 @@ def lfm2moe(facts: Facts) -> ModelSpec:
     n_dense = facts.integer("leading_dense_block_count", 0)
     ffns = [dense(facts) if i < n_dense else moe for i in range(facts.n_layers)]
     return _model(facts, ffns)
-
-
-ARCHITECTURES = {"lfm2": lfm2, "lfm2moe": lfm2moe}

@@ -1,4 +1,4 @@
-"""Llama and what has its graph, or nearly.
+"""Llama, what has its graph or nearly, and Llama 4.
 
 After llama.cpp's `src/models/llama.cpp` and the files there that bear the architectures' names.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.experts import experts
+from localkv.arch.experts import expert_width, experts, leading_dense, with_dense
 from localkv.arch.facts import Facts
-from localkv.arch.spec import ModelSpec, RopeSpec, Temperature
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec, Temperature
+from localkv.arch.windows import window_rope, windows
 from localkv.errors import ModelFileError
 
-UNROTATED_INTERVAL = 4
+SMOLLM3_UNROTATED = 4
 """SmolLM 3: every fourth layer has no RoPE."""
 BAICHUAN_WITH_ALIBI = 40
 """Layers of Baichuan 13B."""
@@ -42,7 +43,7 @@ def smollm3(facts: Facts) -> ModelSpec:
     attention, ffn = plain.attention(facts, interleaved=True), plain.mlp(facts)
     rotated = plain.layer(facts, attention, ffn)
     unrotated = plain.layer(facts, replace(attention, rope=None), ffn)
-    layers = [rotated if (i + 1) % UNROTATED_INTERVAL else unrotated for i in range(facts.n_layers)]
+    layers = [rotated if (i + 1) % SMOLLM3_UNROTATED else unrotated for i in range(facts.n_layers)]
     return plain.model(facts, layers)
 
 
@@ -115,20 +116,48 @@ def arcee(facts: Facts) -> ModelSpec:
     return plain.model(facts, [plain.layer(facts, attention, mlp)] * facts.n_layers)
 
 
-ARCHITECTURES = {
-    "llama": llama,
-    "mistral3": mistral3,
-    "smollm3": smollm3,
-    "internlm2": neighbours,
-    "ernie4_5": neighbours,
-    "xverse": neighbours,
-    "chatglm": neighbours,
-    "baichuan": baichuan,
-    "nanbeige": nanbeige,
-    "paddleocr": halves,
-    "pangu-embedded": pangu,
-    "maincoder": maincoder,
-    "cogvlm": cogvlm,
-    "seed_oss": seed_oss,
-    "arcee": arcee,
-}
+LLAMA4_PERIOD = 4
+LLAMA4_CHUNK = 8192
+"""Whatever number a file has, unless it is 0."""
+LLAMA4_UNROTATED = 4
+LLAMA4_TEMPERATURE = Temperature(0.1, LLAMA4_CHUNK, offset=1)
+MAVERICK_EXPERTS = 128
+"""Models with as many have no norms of q and k."""
+
+
+def llama4(facts: Facts) -> ModelSpec:
+    """Chunks in three layers of four, and experts that read their input times their weight."""
+    rotated = _llama4_norms(facts, plain.attention(facts, interleaved=True, divisors=True))
+    width = expert_width(facts)
+    moe = experts(facts, gating="sigmoid", renormalise=False, n_ff_shared=width, weighs_input=True)
+    layer = plain.layer(facts, rotated, moe)
+    is_dense = leading_dense(facts, step=facts.integer("interleave_moe_layer_step"))
+    layers = with_dense(facts, [layer] * facts.n_layers, is_dense)
+    chunks = windows(facts, LLAMA4_PERIOD, default=LLAMA4_CHUNK)
+    if any(chunks):
+        layers = [
+            _with_chunk(facts, x, bool(chunk), (i + 1) % LLAMA4_UNROTATED != 0)
+            for i, (x, chunk) in enumerate(zip(layers, chunks, strict=True))
+        ]
+    return plain.model(facts, layers)
+
+
+def _llama4_norms(facts: Facts, attention: AttentionSpec) -> AttentionSpec:
+    """Norms without weights, after RoPE."""
+    if facts.integer("expert_count") == MAVERICK_EXPERTS:
+        return attention
+    norm = NormSpec("", "rms", facts.number("attention.layer_norm_rms_epsilon"))
+    return replace(attention, q_norm=norm, k_norm=norm, norms_after_rope=True)
+
+
+def _with_chunk(facts: Facts, layer: LayerSpec, in_chunks: bool, is_rotated: bool) -> LayerSpec:
+    """The layer with a chunk, or with all positions; rotated, or with a temperature."""
+    attention = layer.attention
+    params = replace(attention.params, chunk=LLAMA4_CHUNK if in_chunks else 0)
+    if not is_rotated:
+        attention = replace(
+            attention, rope=None, q_norm=None, k_norm=None, temperature=LLAMA4_TEMPERATURE
+        )
+    elif in_chunks and attention.rope is not None:
+        attention = replace(attention, rope=window_rope(facts, attention.rope))
+    return replace(layer, mixer=replace(attention, params=params))

@@ -142,11 +142,3 @@ def falcon_h1(facts: Facts) -> ModelSpec:
     attention = _scaled(facts, plain.attention(facts, interleaved=False))
     layer = plain.layer(facts, attention, plain.mlp(facts))
     return plain.model(facts, [replace(layer, beside=mamba2(facts, _eps(facts)))] * facts.n_layers)
-
-
-ARCHITECTURES = {
-    "granitehybrid": granite_hybrid,
-    "nemotron_h": nemotron_h,
-    "nemotron_h_moe": nemotron_h,
-    "falcon-h1": falcon_h1,
-}

@@ -1,42 +1,29 @@
-"""Plain layers with routed experts, which differ in how experts are chosen and weighed.
+"""Models with routed experts, which differ in how experts are chosen and weighed.
 
 After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
 `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`,
-`ernie4-5-moe.cpp` and `glm4-moe.cpp`.
+`ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp` and `afmoe.cpp`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
+from localkv.arch.experts import (
+    expert_width,
+    experts,
+    has_selection_bias,
+    leading_dense,
+    with_dense,
+)
 from localkv.arch.facts import Facts
 from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
-from localkv.arch.windows import layers_with_windows, windows
+from localkv.arch.windows import layers_with_windows, window_rope, windows
 
 MELLUM_PERIOD = 4
-
-
-def leading_dense(facts: Facts, *, step: int = 1) -> list[bool]:
-    """Whether each layer is dense: all before `leading_dense_block_count`, and from there on all
-    but the last of each `step`."""
-    n_lead = facts.integer("leading_dense_block_count", 0)
-    return [i < n_lead or (i + 1) % step != 0 for i in range(facts.n_layers)]
-
-
-def with_dense(
-    facts: Facts, layers: Sequence[LayerSpec], is_dense: Sequence[bool]
-) -> list[LayerSpec]:
-    """Layers of experts, but with a dense block where `is_dense` says so."""
-    if not any(is_dense):
-        return list(layers)
-    block = dense(facts)
-    return [
-        replace(layer, ffn=block) if without_experts else layer
-        for layer, without_experts in zip(layers, is_dense, strict=True)
-    ]
 
 
 def olmoe(facts: Facts) -> ModelSpec:
@@ -189,17 +176,83 @@ def glm_moe(facts: Facts) -> ModelSpec:
     return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, leading_dense(facts)))
 
 
-ARCHITECTURES = {
-    "olmoe": olmoe,
-    "hunyuan-moe": hunyuan_moe,
-    "minimax-m2": minimax_m2,
-    "bailingmoe2": bailingmoe2,
-    "dots1": dots1,
-    "deepseek": deepseek,
-    "deepseek2-ocr": deepseek_ocr,
-    "bailingmoe": bailingmoe,
-    "hy_v3": hunyuan3,
-    "mellum": mellum,
-    "ernie4_5-moe": ernie_moe,
-    "glm4moe": glm_moe,
-}
+GPT_OSS_PERIOD = 2
+
+
+def gpt_oss(facts: Facts) -> ModelSpec:
+    """Sinks, windows in every second layer, biases throughout, and a clamped SwiGLU."""
+    attention = replace(plain.attention(facts, interleaved=False), sinks="attn_sinks")
+    assert attention.rope is not None
+    moe = experts(
+        facts,
+        gating="softmax_of_chosen",
+        renormalise=False,
+        activation="swiglu_oai",
+        biased=True,
+    )
+    layer = LayerSpec(
+        attention, moe, facts.rms_norm("attn_norm"), facts.rms_norm("post_attention_norm")
+    )
+    rope = window_rope(facts, attention.rope)
+    return plain.model(facts, layers_with_windows(layer, windows(facts, GPT_OSS_PERIOD), rope))
+
+
+SMALLTHINKER_PERIOD = 4
+SMALLTHINKER_WINDOW = 4096
+"""Whatever number a file with windows has."""
+SMALLTHINKER_UNROTATED = 4
+"""The first layer of each four isn't rotated, if there are windows."""
+
+
+def smallthinker(facts: Facts) -> ModelSpec:
+    """The router reads what comes into a layer, before attention; experts are ReLU-gated."""
+    attention = plain.attention(facts, interleaved=False)
+    assert attention.rope is not None
+    moe = experts(facts, gating=None, activation="relu", router_reads_input=True)
+    layer = plain.layer(facts, attention, moe)
+    sizes = [
+        SMALLTHINKER_WINDOW if size else 0
+        for size in windows(facts, SMALLTHINKER_PERIOD, dense_first=True)
+    ]
+    layers = layers_with_windows(layer, sizes, window_rope(facts, attention.rope))
+    if any(sizes):
+        layers = [
+            _unrotated(x) if i % SMALLTHINKER_UNROTATED == 0 else x for i, x in enumerate(layers)
+        ]
+    return plain.model(facts, layers)
+
+
+def _unrotated(layer: LayerSpec) -> LayerSpec:
+    return replace(layer, mixer=replace(layer.attention, rope=None))
+
+
+AFMOE_PERIOD = 4
+AFMOE_UNROTATED = 4
+"""Every fourth layer isn't rotated, whether it has a window or not."""
+
+
+def afmoe(facts: Facts) -> ModelSpec:
+    """Arcee's Trinity models: gated attention, windows, and norms around both blocks."""
+    attention = plain.attention(facts, interleaved=False)
+    attention = replace(attention, gated=True, **plain.head_norms(facts))
+    assert attention.rope is not None
+    moe = experts(
+        facts,
+        gating="sigmoid",
+        gating_varies=True,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=expert_width(facts) * facts.integer("expert_shared_count"),
+        selection_bias=True,
+    )
+    layer = replace(plain.layer(facts, attention, moe), **plain.post_norms(facts))
+    rope = window_rope(facts, attention.rope)
+    layers = layers_with_windows(layer, windows(facts, AFMOE_PERIOD), rope)
+    layers = [
+        layer if (i + 1) % AFMOE_UNROTATED else _unrotated(layer) for i, layer in enumerate(layers)
+    ]
+    return plain.model(
+        facts,
+        with_dense(facts, layers, leading_dense(facts)),
+        embedding_scale=math.sqrt(facts.n_embd),
+    )

@@ -34,6 +34,3 @@ def olmo2(facts: Facts) -> ModelSpec:
     )
     rope = window_rope(facts, attention.rope, scaled=False)
     return plain.model(facts, layers_with_windows(layer, windows(facts, PERIOD), rope))
-
-
-ARCHITECTURES = {"olmo": olmo, "olmo2": olmo2}

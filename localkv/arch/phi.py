@@ -21,6 +21,3 @@ def phi2(facts: Facts) -> ModelSpec:
 def phi3(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False, long_divisors=True)
     return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
-
-
-ARCHITECTURES = {"phi2": phi2, "phi3": phi3}

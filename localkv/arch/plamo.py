@@ -38,6 +38,3 @@ def plamo3(facts: Facts) -> ModelSpec:
     return plain.model(
         facts, [_layer(facts, i, window) for i, window in enumerate(windows(facts, PERIOD))]
     )
-
-
-ARCHITECTURES = {"plamo": plamo, "plamo3": plamo3}

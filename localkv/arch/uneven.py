@@ -53,6 +53,3 @@ def openelm(facts: Facts) -> ModelSpec:
         attention = replace(attention, **plain.head_norms(facts))
         layers.append(plain.layer(facts, attention, plain.mlp(facts, layer=i)))
     return plain.model(facts, layers)
-
-
-ARCHITECTURES = {"deci": deci, "openelm": openelm}

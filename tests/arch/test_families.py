@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
+from types import FunctionType
 
 import pytest
 
-from localkv.arch import ARCHS
+from localkv.arch import ARCHS, FAMILIES
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec, NormSpec
 from localkv.errors import ModelFileError
@@ -34,6 +36,12 @@ def spec_of(name: str, **keys: object) -> ModelSpec:
 
 def windows(spec: ModelSpec) -> list[int]:
     return [layer.attention.params.window for layer in spec.layers]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_functions_that_the_table_names(family: str) -> None:
+    module = vars(import_module(f"localkv.arch.{family}"))
+    assert {type(module.get(name)) for name in FAMILIES[family].values()} == {FunctionType}
 
 
 def test_gemma3_has_windows_in_five_layers_of_six() -> None:
