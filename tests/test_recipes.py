@@ -79,7 +79,7 @@ def top_a(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
 SEEN = """
 from localkv.llm import STREAM_OPTIONS
 from localkv.sampling.params import SamplingParams
-from localkv.server.generation_settings import generation_settings
+from localkv.server.dialects.llama_server import generation_settings
 from localkv.server.request_fields import SamplingFields
 from localkv.tui.slash_commands import _setting_names
 import msgspec

@@ -21,25 +21,23 @@ from starlette.routing import Route
 from localkv import __version__
 from localkv.errors import LocalKVError
 from localkv.server.access import LOCAL, LOCAL_ORIGIN
-from localkv.server.dialects.anthropic_messages import count_tokens, messages
-from localkv.server.dialects.metrics import metrics
-from localkv.server.dialects.native_completion import completion
-from localkv.server.dialects.native_server import change_props, props, slots
-from localkv.server.dialects.native_states import slot_action
-from localkv.server.dialects.native_tokens import (
+from localkv.server.dialects.anthropic import count_tokens, messages
+from localkv.server.dialects.llama_server import (
     apply_template,
+    change_props,
     chat_tokens,
+    completion,
     detokenize,
+    metrics,
+    props,
+    slot_action,
+    slots,
     tokenize,
 )
-from localkv.server.dialects.not_supported import MISSING, not_supported
-from localkv.server.dialects.ollama_answer import chat, generate
-from localkv.server.dialects.ollama_models import running, show, tags, version
-from localkv.server.dialects.openai_chat import chat_completions
-from localkv.server.dialects.openai_completions import completions
-from localkv.server.dialects.openai_models import health, model, models
+from localkv.server.dialects.ollama import chat, generate, running, show, tags, version
+from localkv.server.dialects.openai import chat_completions, completions, health, model, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
-from localkv.server.failures import RequestError, as_request_error
+from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
 from localkv.server.guard import Guard
 from localkv.server.json_answer import error_answer, to_json
@@ -49,6 +47,42 @@ from localkv.server.request_record import CLOSED, WARNING, Recorder
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
 POST, GET = ["POST"], ["GET"]
+
+
+_MODEL_WRITES = "this server's models write text"
+_LORA = "merge the adapter into the model's file"
+
+MISSING = {
+    "/embedding": ("making embeddings", _MODEL_WRITES),
+    "/embeddings": ("making embeddings", _MODEL_WRITES),
+    "/v1/embeddings": ("making embeddings", _MODEL_WRITES),
+    "/api/embed": ("making embeddings", _MODEL_WRITES),
+    "/api/embeddings": ("making embeddings", _MODEL_WRITES),
+    "/rerank": ("reranking", _MODEL_WRITES),
+    "/reranking": ("reranking", _MODEL_WRITES),
+    "/v1/rerank": ("reranking", _MODEL_WRITES),
+    "/v1/reranking": ("reranking", _MODEL_WRITES),
+    "/infill": ("/infill", "write the model's own tokens for filling in into a prompt"),
+    "/v1/images/generations": ("making images", _MODEL_WRITES),
+    "/v1/images/edits": ("making images", _MODEL_WRITES),
+    "/v1/audio/transcriptions": ("audio", _MODEL_WRITES),
+    "/audio/transcriptions": ("audio", _MODEL_WRITES),
+    "/v1/audio/translations": ("audio", _MODEL_WRITES),
+    "/v1/audio/speech": ("audio", _MODEL_WRITES),
+    "/v1/moderations": ("moderation", _MODEL_WRITES),
+    "/lora-adapters": ("changing LoRA adapters", _LORA),
+    "/api/pull": ("fetching models", "start the server with -hf"),
+    "/api/push": ("publishing models", "upload the file"),
+    "/api/create": ("making models", "start the server with another -m"),
+    "/api/copy": ("naming models", "start the server with -a"),
+    "/api/delete": ("deleting models", "delete the file"),
+}
+"""Paths of other servers that this one does not have: what is missing, and a hint."""
+
+
+async def not_supported(front: Front, request: Request) -> Response:
+    """Say so."""
+    raise unsupported(*MISSING[request.url.path])
 
 
 async def api_description(front: Front, request: Request) -> Response:

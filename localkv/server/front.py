@@ -17,7 +17,7 @@ from localkv.sampling.params import NUMBERS, SamplingParams
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.json_body import make_decoders
-from localkv.server.prompts import PromptModel
+from localkv.server.prompts import PromptModel, TextPrompt
 from localkv.server.request_fields import SamplingFields, sampling_params
 from localkv.server.request_record import current
 from localkv.server.settings import ServerSettings
@@ -222,6 +222,24 @@ class Front:
                 f"use {known[0]!r}",
                 extra={"param": "model"},
             )
+
+    async def submits(
+        self, body: SamplingFields, prompts: Sequence[TextPrompt], n: int, **fields: Any
+    ) -> list[Submit]:
+        """The requests to the engine that go on from plain text: `n` for each prompt.
+
+        Args:
+            fields: of each `Submit`.
+
+        Raises:
+            RequestError: a value makes no sense.
+        """
+        params, ignores = await self.params(body), bool(body.ignore_eos)
+        return [
+            with_seed(Submit(0, prompt.ids, params, ignore_eos=ignores, **fields), number)
+            for prompt in prompts
+            for number in range(n)
+        ]
 
     async def begin(self, request: Submit, n: int = 1) -> Texts:
         """Let a text go on, `n` times; all share the prompt, and each has a seed of its own.

@@ -125,7 +125,7 @@ def test_blocks_that_hold_text_are_read(claude: anthropic.Anthropic, block: dict
 
 
 def test_a_result_of_a_tool_becomes_a_message_of_its_own(server: RunningServer):
-    from localkv.server.dialects.anthropic_messages import MessagesBody, chat_body
+    from localkv.server.dialects.anthropic import MessagesBody, chat_body
     from localkv.server.json_body import decoded
 
     body = decoded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.server.dialects.native_tokens import piece_of
+from localkv.server.dialects.llama_server import piece_of
 from support.server import RunningServer
 
 TEXT = "This is a text with unicode 媽 and emoji 🤗"

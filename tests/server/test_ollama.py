@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from localkv.server.answer import AnswerReader, Answers
-from localkv.server.dialects.ollama_answer import OllamaAnswer
-from localkv.server.dialects.ollama_request import ChatRequest, Options, chat_body
+from localkv.server.dialects.ollama import ChatRequest, OllamaAnswer, Options, chat_body
 from localkv.tool_calls.source import CallArguments, CallBegun
 from support.server import RunningServer
 

@@ -24,11 +24,12 @@ from localkv.loader.answer_tags import EFFORTS
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.server import limits
 from localkv.server.chat_request import ChatBody, rendered
-from localkv.server.dialects import anthropic_messages, ollama_request
+from localkv.server.dialects import anthropic as anthropic_api
+from localkv.server.dialects import ollama as ollama_api
 from localkv.server.dialects import openai_responses as openai
-from localkv.server.dialects.native_completion import NativeBody
-from localkv.server.dialects.ollama_request import ChatRequest, GenerateRequest
-from localkv.server.dialects.openai_completions import CompletionBody
+from localkv.server.dialects.llama_server import NativeBody
+from localkv.server.dialects.ollama import ChatRequest, GenerateRequest
+from localkv.server.dialects.openai import CompletionBody
 from localkv.server.failures import RequestError
 from localkv.server.json_body import ASKS_NOTHING, HARMLESS, NOTED, REFUSED, decoded
 from localkv.server.request_record import RequestRecord
@@ -50,8 +51,8 @@ OFFICIAL = {
     "chat": (ChatBody, parameters(Chat.create)),
     "completions": (CompletionBody, parameters(Completions.create)),
     "responses": (openai.ResponsesBody, parameters(Responses.create)),
-    "messages": (anthropic_messages.MessagesBody, parameters(Messages.create)),
-    "beta messages": (anthropic_messages.MessagesBody, parameters(BetaMessages.create)),
+    "messages": (anthropic_api.MessagesBody, parameters(Messages.create)),
+    "beta messages": (anthropic_api.MessagesBody, parameters(BetaMessages.create)),
     "ollama chat": (ChatRequest, parameters(ollama.Client.chat)),
     "ollama generate": (GenerateRequest, parameters(ollama.Client.generate)),
 }
@@ -60,7 +61,7 @@ BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionBody: {"prompt": "a"},
     NativeBody: {"prompt": "a"},
     openai.ResponsesBody: {"input": "a"},
-    anthropic_messages.MessagesBody: {"messages": USER, "max_tokens": 1},
+    anthropic_api.MessagesBody: {"messages": USER, "max_tokens": 1},
     ChatRequest: {"model": "tales"},
     GenerateRequest: {"model": "tales"},
 }
@@ -73,7 +74,7 @@ def test_every_official_field_is_known(api: str) -> None:
 
 
 def test_every_option_of_ollama_is_known() -> None:
-    others = {*ollama.Options.model_fields} - {*ollama_request.Options.__struct_fields__}
+    others = {*ollama.Options.model_fields} - {*ollama_api.Options.__struct_fields__}
     text = DOCS.read_text().replace("options.", "")
     assert [name for name in others if f"`{name}`" not in text] == []
 
@@ -229,7 +230,7 @@ def test_formats_of_messages_that_are_none() -> None:
     ):
         body = json.dumps({"messages": USER, "max_tokens": 1, **fields}).encode()
         with pytest.raises(RequestError, match=message):
-            anthropic_messages.chat_body(decoded(body, anthropic_messages.MessagesBody))
+            anthropic_api.chat_body(decoded(body, anthropic_api.MessagesBody))
 
 
 # --- errors that would only come again
@@ -253,8 +254,8 @@ def test_the_effort_in_each_dialect() -> None:
     response = decoded(json.dumps(said).encode(), openai.ResponsesBody)
     assert openai.chat_body(response).reasoning.effort == "low"
     config = {"output_config": {"effort": "max"}, "messages": USER, "max_tokens": 1}
-    message = decoded(json.dumps(config).encode(), anthropic_messages.MessagesBody)
-    assert anthropic_messages.chat_body(message).reasoning_effort == "max"
+    message = decoded(json.dumps(config).encode(), anthropic_api.MessagesBody)
+    assert anthropic_api.chat_body(message).reasoning_effort == "max"
     for think, effort, is_on in (
         ("high", "high", True),
         ("none", "none", False),
@@ -263,7 +264,7 @@ def test_the_effort_in_each_dialect() -> None:
         (None, None, None),
     ):
         asked = ChatRequest(model="tales", think=think, messages=USER)
-        chat = ollama_request.chat_body(asked, ollama_request.Options())
+        chat = ollama_api.chat_body(asked, ollama_api.Options())
         assert (chat.reasoning_effort, chat.enable_thinking) == (effort, is_on)
 
 

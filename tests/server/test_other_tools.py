@@ -9,7 +9,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from localkv.server.chat_request import AskedTools, ChatBody, asked_tools
-from localkv.server.dialects import anthropic_messages, ollama_request
+from localkv.server.dialects import anthropic as anthropic_api
+from localkv.server.dialects import ollama as ollama_api
 from localkv.server.dialects import openai_responses as openai
 from localkv.server.failures import RequestError
 from localkv.server.json_body import decoded
@@ -51,12 +52,12 @@ def body_of(dialect: str, tools: list[dict[str, Any]], choice: Any = None) -> Ch
             read = decoded(json.dumps({**asked, "input": "Hi"}).encode(), openai.ResponsesBody)
             return openai.chat_body(read)
         case "messages":
-            kind = anthropic_messages.MessagesBody
+            kind = anthropic_api.MessagesBody
             asked["max_tokens"] = 1
-            return anthropic_messages.chat_body(decoded(json.dumps(asked).encode(), kind))
+            return anthropic_api.chat_body(decoded(json.dumps(asked).encode(), kind))
     asked["model"] = "tales"
-    read = decoded(json.dumps(asked).encode(), ollama_request.ChatRequest)
-    return ollama_request.chat_body(read, ollama_request.Options())
+    read = decoded(json.dumps(asked).encode(), ollama_api.ChatRequest)
+    return ollama_api.chat_body(read, ollama_api.Options())
 
 
 def function_of(dialect: str, name: str = "look") -> dict[str, Any]:
@@ -140,10 +141,8 @@ def test_what_other_servers_tools_did_is_left_out_of_histories(record: RequestRe
         {"type": "web_search_tool_result", "tool_use_id": "a", "content": []},
         {"type": "text", "text": "Found."},
     ]
-    message = anthropic_messages.Message(role="assistant", content=blocks)
-    (read,) = anthropic_messages.chat_body(
-        anthropic_messages.CountBody(messages=[message])
-    ).messages
+    message = anthropic_api.Message(role="assistant", content=blocks)
+    (read,) = anthropic_api.chat_body(anthropic_api.CountBody(messages=[message])).messages
     assert read["content"] == "Found."
     assert len(record.warnings) == 3
 

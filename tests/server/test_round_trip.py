@@ -17,9 +17,10 @@ from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.server.answer import AnswerReader, Answers, Delta, Parts, Reasoning
 from localkv.server.chat_request import ChatBody
-from localkv.server.dialects import anthropic_messages, ollama_answer, ollama_request
+from localkv.server.dialects import anthropic as anthropic_api
+from localkv.server.dialects import ollama as ollama_api
 from localkv.server.dialects import openai_responses as openai
-from localkv.server.dialects.openai_chat import Choice
+from localkv.server.dialects.openai import ChatChoice
 from localkv.server.json_body import decoded
 from localkv.server.wire import Ended
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
@@ -57,7 +58,7 @@ def sent_back(body: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
 
 
 def chat(deltas: list[Delta]) -> list[dict[str, Any]]:
-    choice = Choice(AnswerReader())
+    choice = ChatChoice(AnswerReader())
     for delta in deltas:
         choice.reader.content += delta.text if isinstance(delta, Content) else ""
         choice.reader.reasoning += delta.text if isinstance(delta, Reasoning) else ""
@@ -78,20 +79,20 @@ def responses(deltas: list[Delta]) -> list[dict[str, Any]]:
 def messages(deltas: list[Delta]) -> list[dict[str, Any]]:
     parts = Parts()
     parts.push(deltas)
-    content = [anthropic_messages._block(part, part.text) for part in parts.all]
+    content = [anthropic_api._block(part, part.text) for part in parts.all]
     body = {"max_tokens": 1, "messages": [{"role": "assistant", "content": content}]}
-    read = sent_back(body, anthropic_messages.MessagesBody)
-    return anthropic_messages.chat_body(read).messages
+    read = sent_back(body, anthropic_api.MessagesBody)
+    return anthropic_api.chat_body(read).messages
 
 
 def ollama(deltas: list[Delta]) -> list[dict[str, Any]]:
-    asked = ollama_request.ChatRequest(model="tales")
-    answer = ollama_answer.OllamaAnswer(Answers(None, [AnswerReader()]), asked, 0.0)  # type: ignore[arg-type]
+    asked = ollama_api.ChatRequest(model="tales")
+    answer = ollama_api.OllamaAnswer(Answers(None, [AnswerReader()]), asked, 0.0)  # type: ignore[arg-type]
     text, thinking = answer._take(deltas)
     calls, unread = answer._called()
     message = answer._said(text + unread, thinking, calls, ())["message"]
-    read = sent_back({"model": "tales", "messages": [message]}, ollama_request.ChatRequest)
-    return ollama_request.chat_body(read, ollama_request.Options()).messages
+    read = sent_back({"model": "tales", "messages": [message]}, ollama_api.ChatRequest)
+    return ollama_api.chat_body(read, ollama_api.Options()).messages
 
 
 @pytest.mark.parametrize("dialect", [chat, responses, messages, ollama])
