@@ -223,7 +223,7 @@ def test_a_step_gets_its_token_s_rows_from_the_host(name: str, tmp_path: Path) -
     sequence, other = (cache.new_sequence() for cache in caches)
     loop = DecodeLoop(model, caches[0])
     for token in SOME[:5]:
-        got = loop.logits(sequence, token)
+        got = loop.logits([sequence], [token])
         batch = caches[1].batch([(other, [token])], generated=True)
         assert nmse(got, model.forward(batch, caches[1])) < 1e-10
         sequence.length += 1

@@ -177,7 +177,7 @@ class CacheSlot:
         out = None
         if self.loop is not None and len(ids) == 1:
             with self.scratch_of(1):
-                out = self.loop.logits(self.sequence, ids[0])
+                out = self.loop.logits([self.sequence], ids)
         elif generated and (logits == "all" or len(ids) == 1):
             self.use_threads(len(ids))
             out = self._next.logits([(self.sequence, ids)])

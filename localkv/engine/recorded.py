@@ -1,14 +1,13 @@
 """Decoding from buffers that stay where they are, so that a GPU can repeat a step without the host.
 
-A step takes one token of a sequence, stores its K and V, and yields logits or, with a draw, the
-next token. It reads positions, page tables and the token itself from the device's memory and leaves
-them ready for the next step (`DecodeLoop`). On a GPU it is recorded once per `Bucket` as a CUDA
+A step takes a token of each of some sequences, stores its K and V, and yields logits or, with a
+draw, the next token. It reads positions, page tables and the tokens from the device's memory. With
+a draw it leaves them ready for the next step. On a GPU it is recorded once per `Bucket` as a CUDA
 graph: then a token costs one launch, and the host reads a token while the next is computed.
 Elsewhere the same function runs.
 
-Several sequences have such steps, too, a token of each (`RecordedBatches`), which yield logits and
-are recorded for each number of sequences, rounded up to a power of two, and number of pages. The
-last sequence fills what is too much: its rows are stored in the same places once more.
+Steps of several sequences are recorded for each number of sequences, rounded up to a power of two.
+The last sequence fills what is too much: its rows are stored in the same places once more.
 """
 
 from __future__ import annotations
@@ -80,32 +79,49 @@ MANY_DRAWS = 8
 """Ways to draw whose recordings are kept."""
 
 
-@dataclass
-class Bucket:
-    """The steps of a context of a number of pages: one grid and one set of buffers.
+@dataclass(frozen=True)
+class Inputs:
+    """What steps of a number of sequences read, and write if they draw.
 
     Attributes:
+        tokens, positions, slots: int64 [sequences].
+        rows: what `Transformer.rows_of` gave, or None.
+    """
+
+    tokens: Array
+    positions: Array
+    slots: Array
+    rows: Array | None
+
+
+@dataclass
+class Bucket:
+    """The steps of contexts of a number of pages: one grid and one set of buffers.
+
+    Attributes:
+        inputs: of as many sequences as the steps have.
         batch: the model's input; its tensors are written to in place.
-        pages: of each part, the ids that its page table was filled with.
-        exact_from: of each part, as its table has it.
+        pages: of each part and sequence, the ids that its page table was filled with.
+        exact_from: of each part and sequence, as its table has it.
         rows: of each part that is a rung of a ladder, how many are in pages that stay full, and the
             position of row 0, as its tables have them.
         steps: by draw (None for logits), the function that runs a step.
     """
 
+    inputs: Inputs
     batch: Batch
-    pages: list[list[int]]
-    exact_from: list[int]
+    pages: list[list[list[int]]]
+    exact_from: list[list[int]]
     rows: list[tuple[int, int] | None]
     steps: dict[Draw | None, Step] = field(default_factory=dict)
 
 
 class DecodeLoop:
-    """Decodes one sequence of a cache, token by token.
+    """Decodes sequences of a cache, a token of each at a time.
 
     Args:
         model: on a backend whose launches can be recorded.
-        cache: whose sequence is decoded.
+        cache: whose sequences are decoded.
         records: on a GPU steps are recorded; else they are launched each time.
     """
 
@@ -115,17 +131,15 @@ class DecodeLoop:
         self.records = records
         self.arrays = model.backend.arrays
         self._recorder = self.arrays.recorder()
-        self._buckets: dict[BucketKey, Bucket] = {}
-        self._token = self.arrays.int64([0])
-        self._position = self.arrays.int64([0])
+        self._buckets = dict[tuple[int, BucketKey], Bucket]()
+        self._inputs = dict[int, Inputs]()
         self._random = self.arrays.int64([0, 0])
-        self._rows = model.rows_of(np.zeros(1, np.int64))
-        self._slot = self.arrays.int64([0])
         self._state = cache.states.data
         self._draws: list[Draw] = []
 
     def warm_up(self, sequence: Sequence) -> None:
-        """Record the steps of every bucket, so that none is recorded while a user waits.
+        """Record the steps of every bucket of one sequence, so that none is recorded while a user
+        waits.
 
         The sequence must be empty, and is so again afterwards.
         """
@@ -136,7 +150,7 @@ class DecodeLoop:
         position = 0
         while position < self.cache.n_ctx:
             sequence.length = sequence.n_stepped = position
-            self.logits(sequence, 0)
+            self.logits([sequence], [0])
             position = self._next_key(position)
         self.cache.truncate(sequence, 0)
 
@@ -144,22 +158,18 @@ class DecodeLoop:
         """Record the steps of a text that grows within the budget; all rows are in one page
         meanwhile."""
         self.cache.reserve(sequence, 1, 0)
-        if self.cache.states:
-            self.cache.states.step(sequence, 0, 1)
-            self._slot[:] = sequence.slot
-        self._position[:] = 0
+        self.cache.states.step(sequence, 0, 1)
         pages = [held[0] for held in sequence.pages]
         page, pages[ladder.index] = pages[ladder.index], ladder.place(pages[ladder.index])
         for key, position in grown_keys(self.cache, ladder):
-            if key not in self._buckets:
-                self._buckets[key] = self._new_bucket(position, key)
-            bucket = self._buckets[key]
+            bucket = self._bucket(1, key, position)
+            self._write_inputs(bucket, [sequence], [0], [0])
             for i, (rows, part) in enumerate(
                 zip(self.cache.parts, bucket.batch.segments, strict=True)
             ):
                 width = part.page_table.shape[1]
                 self.arrays.write(part.page_table[0], [pages[rows.pool]] * width)
-                bucket.pages[i], bucket.rows[i] = [], None
+                bucket.pages[i][0], bucket.rows[i] = [], None
             self._step(bucket, None)()
         for rung in range(ladder.rungs[page], len(ladder.sizes.units) - 1):
             self.cache.repack_page(rung, pages[ladder.index])
@@ -171,20 +181,33 @@ class DecodeLoop:
         growing = (rows for rows in self.cache.parts if rows.grows_at(position))
         return min(later | {rows.first + width * PAGE_TOKENS for rows in growing})
 
-    def logits(self, sequence: Sequence, token: int) -> Array:
-        """Logits after `token`, which follows the sequence's tokens: float32 [1, n_vocab].
+    def logits(self, sequences: Seq[Sequence], tokens: Seq[int]) -> Array | None:
+        """Logits after a token of each sequence: float32 [sequences, n_vocab].
 
-        The sequence's length stays as it is. The result is valid until the next step.
+        The sequences' lengths stay as they are. The result is valid until the next step.
+
+        Returns:
+            None if several sequences don't store their rows alike, as at the end of a sink, or if
+            the cache has a budget, where the types of pages differ from text to text. Then a batch
+            like any other does it. One sequence always has logits.
 
         Raises:
-            LocalKVError: the token does not fit the context.
+            LocalKVError: a token does not fit the context.
         """
-        bucket = self._place(sequence, sequence.length)
-        self._token[:] = token
-        self._position[:] = sequence.length
-        if self._rows is not None:
-            self._rows[:] = self.model.rows_of(np.array([token]))
-        return self._step(bucket, None)()
+        n = len(sequences)
+        positions = [sequence.length for sequence in sequences]
+        bucket = self._place(sequences, positions)
+        if bucket is None:
+            return None
+        n_filled = len(bucket.batch.generated) - n
+        several = [*sequences, *([sequences[-1]] * n_filled)]
+        self._write_inputs(
+            bucket,
+            several,
+            [*tokens, *([tokens[-1]] * n_filled)],
+            [*positions, *([positions[-1]] * n_filled)],
+        )
+        return self._step(bucket, None)()[:n]
 
     def tokens(
         self, sequence: Sequence, token: int, draw: Draw, *, seed: int, number: int, limit: int
@@ -205,16 +228,18 @@ class DecodeLoop:
         Raises:
             LocalKVError: they do not fit the context.
         """
-        self._token[:] = token
-        self._position[:] = sequence.length
+        first = sequence.length
         self.arrays.write(self._random, [seed, number])
         waiting: Readback | None = None
         is_ladder = self.cache.ladder is not None
-        for position in range(sequence.length, sequence.length + limit):
+        for position in range(first, first + limit):
             if waiting is not None and is_ladder and position % PAGE_TOKENS == 0:
                 yield waiting.value()  # once it is counted the page before is full, and may change
                 waiting = None
-            bucket = self._place(sequence, position, ahead=waiting is not None)
+            bucket = self._place([sequence], [position], ahead=waiting is not None)
+            assert bucket is not None
+            if position == first:
+                self._write_inputs(bucket, [sequence], [token], [position])
             arriving = self.arrays.read_back(self._step(bucket, draw)())
             if self.cache.states:
                 yield arriving.value()
@@ -225,47 +250,77 @@ class DecodeLoop:
         if waiting is not None:
             yield waiting.value()
 
-    def _place(self, sequence: Sequence, position: int, *, ahead: bool = False) -> Bucket:
-        """The bucket for a token at `position`, its page tables filled.
+    def _write_inputs(
+        self,
+        bucket: Bucket,
+        sequences: Seq[Sequence],
+        tokens: Seq[int],
+        positions: Seq[int],
+    ) -> None:
+        write, inputs = self.arrays.write, bucket.inputs
+        write(inputs.tokens, tokens)
+        write(inputs.positions, positions)
+        if self.cache.states:
+            write(inputs.slots, [sequence.slot for sequence in sequences])
+        if inputs.rows is not None:
+            inputs.rows[:] = self.model.rows_of(np.array(tokens))
+
+    def _place(
+        self, sequences: Seq[Sequence], positions: Seq[int], *, ahead: bool = False
+    ) -> Bucket | None:
+        """The bucket for a token of each sequence at a position, its page tables filled.
 
         Args:
             ahead: a token before it is on its way to the host.
+
+        Returns:
+            None if several sequences can't have one together.
         """
-        first = position
-        if ahead or self.cache.ladder is None:
-            # the reader may not have counted the row before, and stop there
-            first = max(0, position + 1 - DECODED_AT_ONCE)
-        self.cache.reserve(sequence, position + 1, first)
-        if self.cache.states:
-            self.cache.states.step(sequence, position, position + 1)
-            self._slot[:] = sequence.slot
-        ladder = self.cache.ladder
+        ladder, n = self.cache.ladder, len(sequences)
+        if n > 1 and ladder is not None:
+            return None
+        if n > 1 and len({bucket_key(self.cache, at).stores for at in positions}) > 1:
+            return None
         rungs = list[int]()
-        if ladder is not None:
-            pages = sequence.pages[ladder.index][: position // PAGE_TOKENS + 1]
-            rungs = [ladder.rungs[page] for page in pages]
-        key = bucket_key(self.cache, position, rungs)
-        if key not in self._buckets:
-            self._buckets[key] = self._new_bucket(position, key)
-        bucket = self._buckets[key]
+        for sequence, position in zip(sequences, positions, strict=True):
+            # the reader may not have counted the row before, and stop there
+            first = max(0, position + 1 - DECODED_AT_ONCE) if ahead else position
+            self.cache.reserve(sequence, position + 1, first)
+            self.cache.states.step(sequence, position, position + 1)
+            if ladder is not None:
+                pages = sequence.pages[ladder.index][: position // PAGE_TOKENS + 1]
+                rungs = [ladder.rungs[page] for page in pages]
+        keys = [bucket_key(self.cache, position, rungs) for position in positions]
+        key = keys[0]._replace(n_pages=max(key.n_pages for key in keys))
+        padded = n if self.cache.states else 1 << (n - 1).bit_length()
+        bucket = self._bucket(padded, key, max(positions))
+        several = [*sequences, *([sequences[-1]] * (padded - n))]
         for i, (rows, part) in enumerate(zip(self.cache.parts, bucket.batch.segments, strict=True)):
             if ladder is not None and rows.rung is not None:
-                pages = sequence.pages[rows.pool]
+                position, pages = positions[0], sequences[0].pages[rows.pool]
                 found = rung_pages(ladder, rows.rung, pages, position, position + 1)
-                wanted = found.places
                 self._place_rows(bucket, i, part, found)
+                self._write_pages(bucket, i, 0, part, found.places)
             else:
-                wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
-            if bucket.pages[i] != wanted:
-                bucket.pages[i] = []  # should an exception come now
-                self.arrays.write(part.page_table[0], wanted)
-                bucket.pages[i] = wanted
-            exact_from = rows.exact_from(sequence)
-            if part.exact_table is not None and bucket.exact_from[i] != exact_from:
-                bucket.exact_from[i] = -1
-                self.arrays.write(part.exact_table, [exact_from])
-                bucket.exact_from[i] = exact_from
+                width = part.page_table.shape[1]
+                for k, sequence in enumerate(several):
+                    self._write_pages(bucket, i, k, part, sequence.pages[rows.pool][:width])
+            if part.exact_table is not None:
+                exact_from = [rows.exact_from(sequence) for sequence in several]
+                if bucket.exact_from[i] != exact_from:
+                    bucket.exact_from[i] = []
+                    self.arrays.write(part.exact_table, exact_from)
+                    bucket.exact_from[i] = exact_from
         return bucket
+
+    def _write_pages(
+        self, bucket: Bucket, i: int, k: int, part: SegmentBatch, wanted: list[int]
+    ) -> None:
+        """Fill the page table of a part and a sequence, if it has others."""
+        if bucket.pages[i][k] != wanted:
+            bucket.pages[i][k] = []  # should an exception come now
+            self.arrays.write(part.page_table[k], wanted)
+            bucket.pages[i][k] = wanted
 
     def _place_rows(self, bucket: Bucket, i: int, part: SegmentBatch, found: RungPages) -> None:
         """Fill the tables of a rung's rows; a step itself counts those that it adds to."""
@@ -277,19 +332,41 @@ class DecodeLoop:
             self.arrays.write(part.first_table, [first])
             bucket.rows[i] = wanted
 
-    def _new_bucket(self, position: int, key: BucketKey) -> Bucket:
-        parts = fixed_parts(self.cache, position, key, 1)
+    def _bucket(self, n: int, key: BucketKey, position: int) -> Bucket:
+        """The bucket of `n` sequences.
+
+        Args:
+            position: of a token that it is for.
+        """
+        found = self._buckets.get((n, key))
+        if found is None:
+            found = self._buckets[n, key] = self._new_bucket(n, key, position)
+        return found
+
+    def _new_bucket(self, n: int, key: BucketKey, position: int) -> Bucket:
+        arrays, starts = self.arrays, list(range(n + 1))
+        if n not in self._inputs:
+            zeros = [0] * n
+            self._inputs[n] = Inputs(
+                arrays.int64(zeros),
+                arrays.int64(zeros),
+                arrays.int64(zeros),
+                self.model.rows_of(np.array(zeros)),
+            )
+        inputs = self._inputs[n]
+        parts = fixed_parts(self.cache, position, key, n)
         batch = Batch(
-            token_ids=self._token,
-            positions=self._position,
-            starts=(0, 1),
-            start_table=self.arrays.int32([0, 1]),
+            token_ids=inputs.tokens,
+            positions=inputs.positions,
+            starts=tuple(starts),
+            start_table=arrays.int32(starts),
             segments=parts,
-            logit_rows=self.arrays.int64([0]),
-            generated=(True,),
-            slots=self._slot,
+            logit_rows=arrays.int64(list(range(n))),
+            generated=(True,) * n,
+            slots=inputs.slots,
         )
-        return Bucket(batch, [[] for _ in parts], [0] * len(parts), [None] * len(parts))
+        pages = [[list[int]() for _ in range(n)] for _ in parts]
+        return Bucket(inputs, batch, pages, [[] for _ in parts], [None] * len(parts))
 
     def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
         if draw not in bucket.steps:
@@ -299,26 +376,28 @@ class DecodeLoop:
                     forgotten = self._draws.pop(0)
                     for other in self._buckets.values():
                         other.steps.pop(forgotten, None)
-            bucket.steps[draw] = self._record(lambda: self._run(bucket, draw))
+            bucket.steps[draw] = self._record(bucket.inputs, lambda: self._run(bucket, draw))
         return bucket.steps[draw]
 
     def _run(self, bucket: Bucket, draw: Draw | None) -> Array:
+        inputs = bucket.inputs
         with self.arrays.inference():
-            place(self.cache, bucket.batch.segments, self._position)
-            logits = self.model.forward(bucket.batch, self.cache, self._rows)
+            place(self.cache, bucket.batch.segments, inputs.positions)
+            logits = self.model.forward(bucket.batch, self.cache, inputs.rows)
             if draw is None:
                 return logits
-            self._token[:] = draw(logits, self._random)
-            self._position.add_(1)
+            inputs.tokens[:] = draw(logits, self._random)
+            inputs.positions.add_(1)
             self._random[1].add_(1)
-            return self._token
+            return inputs.tokens
 
-    def _record(self, step: Step) -> Step:
+    def _record(self, inputs: Inputs, step: Step) -> Step:
         """What repeats `step`; nothing has changed when this returns."""
         if not self.records:
             return step
         states = () if self._state is None else (self._state,)
-        return self._recorder.record(step, (self._token, self._position, self._random, *states))
+        changed = (inputs.tokens, inputs.positions, self._random, *states)
+        return self._recorder.record(step, changed)
 
 
 def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[SegmentBatch, ...]:
@@ -364,125 +443,3 @@ def place(cache: KVCache, parts: tuple[SegmentBatch, ...], position: Array) -> N
             cache.arrays.place_row(part, position)
         elif part.groups is not None:  # the tail is the next segment
             cache.arrays.place_group(part, parts[i + 1], position)
-
-
-@dataclass
-class Recorded:
-    """The steps of a number of sequences and of pages.
-
-    Attributes:
-        batch: the model's input; its tensors are written to in place.
-        rows: what `Transformer.rows_of` gave, or None.
-        pages, exact_from: of each part and sequence, what its table was filled with.
-        run: launches the kernels of a step: float32 [sequences, n_vocab].
-        step: does the same, recorded; None before the first.
-    """
-
-    batch: Batch
-    rows: Array | None
-    pages: list[list[list[int]]]
-    exact_from: list[list[int]]
-    run: Step
-    step: Step | None = None
-
-
-class RecordedBatches:
-    """Decodes sequences of a cache, a token of each at a time.
-
-    Args:
-        model: on a backend whose launches can be recorded.
-        cache: whose sequences are decoded.
-    """
-
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self.model = model
-        self.cache = cache
-        self.arrays = model.backend.arrays
-        self._recorder = self.arrays.recorder()
-        self._recorded = dict[tuple[int, BucketKey], Recorded]()
-
-    def logits(self, sequences: Seq[Sequence], tokens: Seq[int]) -> Array | None:
-        """Logits after a token of each sequence: float32 [sequences, n_vocab], valid until the next
-        step. The sequences' lengths stay as they are.
-
-        Returns:
-            None if their rows are not all stored alike, as at the end of a sink, or in a cache with
-            a budget, whose pages' types differ from text to text: then a batch like any other does
-            it.
-
-        Raises:
-            LocalKVError: a token does not fit the context.
-        """
-        if self.cache.ladder is not None:
-            return None
-        keys = [bucket_key(self.cache, sequence.length) for sequence in sequences]
-        if len({key.stores for key in keys}) > 1:
-            return None
-        n = len(sequences)
-        padded = n if self.cache.states else 1 << (n - 1).bit_length()
-        several = [*sequences, *([sequences[-1]] * (padded - n))]
-        ids = [*tokens, *([tokens[-1]] * (padded - n))]
-        for sequence in sequences:
-            at = sequence.length
-            self.cache.reserve(sequence, at + 1)
-            self.cache.states.step(sequence, at, at + 1)
-        key = padded, keys[0]._replace(n_pages=max(key.n_pages for key in keys))
-        if key not in self._recorded:
-            position = max(sequence.length for sequence in sequences)
-            self._recorded[key] = self._new(key, position)
-        recorded = self._recorded[key]
-        self._fill(recorded, several, ids)
-        if recorded.step is None:  # it is run for that, so its tables must be right
-            states = () if self.cache.states.data is None else (self.cache.states.data,)
-            recorded.step = self._recorder.record(recorded.run, states)
-        return recorded.step()[:n]
-
-    def _fill(self, recorded: Recorded, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
-        write, batch = self.arrays.write, recorded.batch
-        write(batch.token_ids, tokens)
-        write(batch.positions, [sequence.length for sequence in sequences])
-        write(batch.slots, [sequence.slot for sequence in sequences])
-        if recorded.rows is not None:
-            recorded.rows[:] = self.model.rows_of(np.array(tokens))
-        for i, (rows, part) in enumerate(zip(self.cache.parts, batch.segments, strict=True)):
-            for k, sequence in enumerate(sequences):
-                wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
-                if recorded.pages[i][k] != wanted:
-                    recorded.pages[i][k] = []  # should an exception come now
-                    write(part.page_table[k], wanted)
-                    recorded.pages[i][k] = wanted
-            if part.exact_table is not None:
-                exact_from = [rows.exact_from(sequence) for sequence in sequences]
-                if recorded.exact_from[i] != exact_from:
-                    recorded.exact_from[i] = []
-                    write(part.exact_table, exact_from)
-                    recorded.exact_from[i] = exact_from
-
-    def _new(self, key: tuple[int, BucketKey], position: int) -> Recorded:
-        n, bucket = key
-        arrays, starts = self.arrays, list(range(n + 1))
-        batch = Batch(
-            token_ids=arrays.int64([0] * n),
-            positions=arrays.int64([position] * n),
-            starts=tuple(starts),
-            start_table=arrays.int32(starts),
-            segments=fixed_parts(self.cache, position, bucket, n),
-            logit_rows=arrays.int64(list(range(n))),
-            generated=(True,) * n,
-            slots=arrays.int64([0] * n),
-        )
-        rows = self.model.rows_of(np.zeros(n, np.int64))
-
-        def run() -> Array:
-            with arrays.inference():
-                place(self.cache, batch.segments, batch.positions)
-                return self.model.forward(batch, self.cache, rows)
-
-        parts = len(self.cache.parts)
-        return Recorded(
-            batch,
-            rows,
-            [[[] for _ in range(n)] for _ in range(parts)],
-            [[] for _ in range(parts)],
-            run,
-        )

@@ -25,7 +25,7 @@ from localkv.engine.cost_model import StepShape
 from localkv.engine.generation import Generation
 from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix import KeptText, PrefixCache
-from localkv.engine.recorded import RecordedBatches
+from localkv.engine.recorded import DecodeLoop
 from localkv.engine.request import Request
 from localkv.engine.scheduler import Part, Rows, Scheduler, SchedulerConfig
 from localkv.engine.speculation.prices import Prices
@@ -384,14 +384,13 @@ class ModelSteps:
         rows: of the requests.
 
     Attributes:
-        recorded: repeats steps of requests that decode a token each, where the backend records.
+        loop: decodes a token of each of several requests, where the backend records.
     """
 
     def __init__(self, slot: CacheSlot, rows: RequestRows) -> None:
         self.slot = slot
         self.rows = rows
-        records = slot.loop is not None
-        self.recorded = RecordedBatches(slot.model, slot.cache) if records else None
+        self.loop = slot.loop
         self._next = NextTokens(slot.model, slot.cache)
 
     def evaluate(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
@@ -408,13 +407,13 @@ class ModelSteps:
         slot.use_threads(n_tokens)
         ends, others = list[tuple[Part, Array]](), parts
         with slot.scratch_of(n_tokens):
-            if self.recorded is not None:
+            if self.loop is not None:
                 single = [part for part in parts if part.request.is_decoding and part.n_rows == 1]
-                logits = self._decode_recorded(self.recorded, single)
+                logits = self._decode_recorded(self.loop, single)
                 if logits is not None:
                     ends = [(part, row[None]) for part, row in zip(single, logits, strict=True)]
                     others = [part for part in parts if part not in single]
-            if self.recorded is None:
+            if self.loop is None:
                 ends = self._evaluate_next(others) or self._evaluate_batch(others)
             elif others:
                 ends += self._evaluate_batch(others)
@@ -423,12 +422,12 @@ class ModelSteps:
         return ends
 
     @staticmethod
-    def _decode_recorded(recorded: RecordedBatches, parts: Sequence[Part]) -> Array | None:
+    def _decode_recorded(loop: DecodeLoop, parts: Sequence[Part]) -> Array | None:
         requests = [part.request for part in parts]
         sequences = [request.sequence for request in requests if request.sequence is not None]
         if not sequences:
             return None
-        return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
+        return loop.logits(sequences, [request.text.ids[-1] for request in requests])
 
     def _evaluate_next(self, parts: Sequence[Part]) -> list[tuple[Part, Array]] | None:
         """A step of generated tokens, if they are like those before but for their positions."""

@@ -14,7 +14,7 @@ from localkv.engine import engine as engine_module
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.recorded import RecordedBatches
+from localkv.engine.recorded import DecodeLoop
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
@@ -235,7 +235,7 @@ def test_recorded_steps_are_left_for_guesses_alone(
         for ids in prompts
     ]
     batch = BatchEngine(several)
-    recorded = batch._model_steps.recorded = RecordedBatches(model, batch.engine.cache)
+    loop = batch._model_steps.loop = DecodeLoop(model, batch.engine.cache)
     guess(monkeypatch, [Guesser(texts[0], 0.2), None])
     generations = [
         batch.generate(
@@ -245,4 +245,4 @@ def test_recorded_steps_are_left_for_guesses_alone(
     ]
     assert [list(one) for one in generations] == texts
     assert generations[0].stats.n_accepted
-    assert {key[0] for key in recorded._recorded} == {1, 2}
+    assert {key[0] for key in loop._buckets} == {1, 2}

@@ -93,7 +93,7 @@ def test_logits_are_those_of_a_batch(model: Transformer, segments: list[SegmentS
     for token in ids[200:]:
         # sums over longer tables round differently, and so may a code of a packed row
         want = evaluate(model, caches[1], theirs, [token])
-        torch.testing.assert_close(loop.logits(ours, token), want, rtol=0, atol=1e-4)
+        torch.testing.assert_close(loop.logits([ours], [token]), want, rtol=0, atol=1e-4)
         ours.length += 1
 
 
@@ -102,14 +102,14 @@ def test_a_sequence_that_went_back_is_read_from_its_new_pages(model: Transformer
     cache = new_cache(model, SEGMENTS["one"], 700)
     loop, sequence, other = DecodeLoop(model, cache), cache.new_sequence(), cache.new_sequence()
     evaluate(model, cache, sequence, ids)
-    loop.logits(sequence, 7)
+    loop.logits([sequence], [7])
     cache.truncate(sequence, 0)
     cache.reserve(other, 1)  # takes a page that was ours
     evaluate(model, cache, sequence, ids[:300])
     fresh = new_cache(model, SEGMENTS["one"], 700)
     expected = fresh.new_sequence()
     evaluate(model, fresh, expected, ids[:300])
-    torch.testing.assert_close(loop.logits(sequence, 9), evaluate(model, fresh, expected, [9]))
+    torch.testing.assert_close(loop.logits([sequence], [9]), evaluate(model, fresh, expected, [9]))
 
 
 def test_draws_are_counted_and_old_ones_forgotten(model: Transformer) -> None:

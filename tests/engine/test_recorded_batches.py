@@ -12,7 +12,7 @@ from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.recorded import RecordedBatches
+from localkv.engine.recorded import DecodeLoop
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
@@ -59,7 +59,7 @@ def test_logits_are_those_of_a_batch(tmp_path: Path, name: str, cache: str) -> N
     model = loaded(name, tmp_path)
     config = CACHES[cache]
     engine = new_engine(model, replace(config, n_sequences=11), 256)
-    recorded, kv = RecordedBatches(model, engine.cache), engine.cache
+    loop, kv = DecodeLoop(model, engine.cache), engine.cache
     lengths = [3, 254, 40, 255, 130]
     rows = []
     for length in lengths:
@@ -74,7 +74,7 @@ def test_logits_are_those_of_a_batch(tmp_path: Path, name: str, cache: str) -> N
         tokens = [(7 * step + i) % 96 for i in chosen]
         ours = [rows[i][0] for i in chosen]
         theirs = [rows[i][1] for i in chosen]
-        got = recorded.logits(ours, tokens)
+        got = loop.logits(ours, tokens)
         batch = kv.batch(
             [(one, [token]) for one, token in zip(theirs, tokens, strict=True)], generated=True
         )
@@ -94,7 +94,7 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
     model = loaded("llama", tmp_path)
     cache = CacheConfig("q8_0", "q4_0", n_ctx=600, n_sequences=3)
     batch = BatchEngine(new_engine(model, cache, 64))
-    batch._model_steps.recorded = RecordedBatches(model, batch.engine.cache)
+    batch._model_steps.loop = DecodeLoop(model, batch.engine.cache)
     texts = [list(range(3)), list(range(90)), list(range(50))]
 
     def sampler(seed: int) -> Sampler:
@@ -110,4 +110,4 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
         assert tokens[i] == list(
             alone.generate(ids, GenerationOptions(sampler=sampler(i), max_tokens=6))
         )
-    assert len(batch._model_steps.recorded._recorded) >= 1
+    assert len(batch._model_steps.loop._buckets) >= 1

@@ -145,7 +145,7 @@ def test_a_step_asks_the_host_for_nothing(name: str, tmp_path: Path) -> None:
     engine.evaluate(IDS)
     loop = engine.loop
     assert loop is not None
-    bucket = loop._place(engine.sequence, engine.sequence.length)
+    bucket = loop._place([engine.sequence], [engine.sequence.length])
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)):
         draw = device_draw(params)
         assert draw is not None
@@ -170,7 +170,7 @@ def test_rows_of_tokens_are_looked_up_before_a_step(arch: str, tmp_path: Path) -
         want = theirs.evaluate([token], generated=True)
         torch.testing.assert_close(ours.evaluate([token], generated=True), want, rtol=0, atol=1e-4)
     assert ours.loop is not None
-    bucket = ours.loop._place(ours.sequence, ours.sequence.length)
+    bucket = ours.loop._place([ours.sequence], [ours.sequence.length])
     with WithoutHost():
         ours.loop._run(bucket, None)
 

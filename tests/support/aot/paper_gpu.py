@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Step
-from localkv.engine.recorded import DecodeLoop
+from localkv.engine.recorded import DecodeLoop, Inputs
 from localkv.kernels.backend import Backend
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
@@ -181,7 +181,7 @@ def paper_gpu(
         function.device_caches[device][0][key] = compiled
         return compiled
 
-    def record(loop: DecodeLoop, step: Step) -> Step:
+    def record(loop: DecodeLoop, inputs: Inputs, step: Step) -> Step:
         if not loop.records:
             return step
 
