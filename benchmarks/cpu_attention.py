@@ -41,20 +41,26 @@ from localkv.cache.arrays import Array, Batch, LayerCache, SegmentBatch
 from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import cache_segments
 from localkv.config import CacheConfig
-from localkv.kernels.attention import Merge, SegmentAttention, attention, merge_segments
+from localkv.kernels.attention import (
+    Merge,
+    SegmentAttention,
+    attention,
+    merge_segments,
+    pack_groups,
+    store_rotated,
+)
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.layer_chains import LayerChains
+from localkv.kernels.cpu.layers.attention import AttentionLayer
+from localkv.kernels.cpu.layers.chains import LayerChains
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.store_kv import pack_groups as pack_groups_plain
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.operations import pack_groups as pack_groups_plain
+from localkv.kernels.reference.operations import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.store_kv import pack_groups, store_rotated
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.threads import n_threads, use_threads
 

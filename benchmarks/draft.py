@@ -18,7 +18,7 @@ from pathlib import Path
 from localkv import LLM
 from localkv.engine.prefix import Text
 from localkv.engine.speculation.draft_model import DraftModel, Guess
-from localkv.kernels.guessing import Guessing
+from localkv.kernels.backend import Guessing
 
 MODELS = Path(__file__).parents[1] / "models"
 HEROES = (

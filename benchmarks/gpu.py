@@ -210,7 +210,7 @@ def fill_randomly(cache: Any) -> None:
     """Random rows in every page: packed once and repeated, so no row is read from a cache."""
     import torch
 
-    from localkv.kernels.reference.torch_codec import encode
+    from localkv.kernels.reference.torch_arrays import encode
 
     device = cache.layers[0].segments[0].k[0].device
     generator = torch.Generator().manual_seed(0)
@@ -296,8 +296,8 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     from localkv.cache.layout import SegmentSpec
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import segment_attention
+    from localkv.kernels.gpu.group_store import rotate_gpu
     from localkv.kernels.gpu.products.tile_sizes import gpu_of
-    from localkv.kernels.gpu.rotate import rotate_gpu
     from localkv.kernels.reference.torch_arrays import TorchArrays
     from localkv.quant_formats import TOKEN_FORMATS
 

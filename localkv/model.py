@@ -17,23 +17,34 @@ from numpy.typing import NDArray
 from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Batch, Draw, LayerCache
 from localkv.cache.kv_cache import KVCache
-from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import (
     Backend,
+    Guessed,
+    Guessing,
     Head,
     MovedBatch,
     StackLayer,
     TokenBatch,
+    run_no_guesses,
     run_nothing_next,
 )
-from localkv.kernels.guessing import Guessed, Guessing, run_no_guesses
-from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_positions import LayerPositions
-from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
+from localkv.kernels.layer_weights import (
+    AltUpProjections,
+    LayerWeights,
+    Linear,
+    Norm,
+    PerLayerTable,
+)
 from localkv.kernels.method import Method, Use, uses
-from localkv.kernels.per_layer_input import layer_inputs, looked_up
-from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
-from localkv.kernels.streams import OneStream, Streams
+from localkv.kernels.streams import (
+    AltUpStreams,
+    OneStream,
+    Streams,
+    layer_inputs,
+    looked_up,
+    with_laurel,
+)
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 

@@ -17,7 +17,7 @@ from localkv import __version__
 from localkv.bench.grid import BenchTest, Setting
 from localkv.bench.source import Source
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu.linear.panel_arena import PanelArena
+from localkv.kernels.cpu.linear.arena import PanelArena
 from localkv.system.threads import Threads, n_threads, placement
 
 Value = str | int | float | bool

@@ -40,7 +40,7 @@ def gpu_facts() -> dict[str, Any]:
     """GPUs as torch sees them, and whether the GPU backend can use the first."""
     import torch
 
-    from localkv.kernels.gpu.driver import start_triton
+    from localkv.kernels.gpu.device import start_triton
     from localkv.kernels.select import why_no_gpu
 
     devices = []

@@ -19,8 +19,8 @@ from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix import PrefixCache, Text, marked, unmarked
 from localkv.engine.recorded import DecodeLoop
 from localkv.errors import ModelClosedError
+from localkv.kernels.backend import Guessed, Guessing
 from localkv.kernels.device_memory import Room, naming_what_fails
-from localkv.kernels.guessing import Guessed, Guessing
 from localkv.model import Transformer
 from localkv.system.threads import chosen_threads
 from localkv.system.turns import Turns

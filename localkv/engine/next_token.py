@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from localkv.cache.arrays import Array, Batch
 from localkv.cache.kv_cache import KVCache, SteadyRows
 from localkv.cache.pages import Sequence
-from localkv.kernels.guessing import Guessed, Guessing
+from localkv.kernels.backend import Guessed, Guessing
 from localkv.model import Transformer
 
 MANY_SHAPES = 32

@@ -3,10 +3,15 @@
 The forward pass calls nothing else. A backend that does not fuse composes its functions from
 primitives (`compose`); one that does replaces entries of the table, and falls back on the composed
 ones where a kernel is missing: `methods` says where, and what that costs.
+
+A model that drafts is so small that what Python does for each of its tokens takes longer than the
+token itself. So a backend may guess several tokens at once, until one is not likely enough to be
+right.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +21,6 @@ from localkv.arch.spec import Ffn, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Arrays, Batch, Draw, LayerCache
 from localkv.config import CacheConfig
 from localkv.kernels.device_memory import DeviceMemory
-from localkv.kernels.guessing import RunGuesses, run_no_guesses
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits, kept_sums
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Methods
@@ -163,6 +167,68 @@ def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) 
     return None
 
 
+class Guessing(NamedTuple):
+    """When tokens are no longer guessed.
+
+    Attributes:
+        most: so many are guessed at most.
+        n_vocab: only the first tokens of the vocabulary are.
+        p_min: none that is less probable.
+        bounds: ascending probabilities, between levels.
+        chances: by levels, one more than bounds: how likely a guess so probable is right.
+        least: by the number of guesses so far, from 1 on, up to `most`: how likely all of them
+            must be right for another one to be looked for.
+    """
+
+    most: int
+    n_vocab: int
+    p_min: float
+    bounds: Sequence[float]
+    chances: Sequence[float]
+    least: Sequence[float]
+
+    def goes_on(self, likely: float, number: int) -> bool:
+        """Whether another guess follows `number` of them, all right by this chance."""
+        return number < self.most and likely > self.least[number - 1]
+
+    def chance(self, probability: float) -> float:
+        """How likely a guess that the model gives this probability is right."""
+        return self.chances[bisect_right(self.bounds, probability)]
+
+
+class Guessed(NamedTuple):
+    """What was guessed.
+
+    Attributes:
+        tokens: one after the other.
+        probabilities: that the model gave them.
+        n_evaluated: of the tokens that were given, all, and of these but the last ones, which no
+            other one was looked for behind.
+        seconds: that each of those took.
+    """
+
+    tokens: list[int]
+    probabilities: list[float]
+    n_evaluated: int
+    seconds: float
+
+
+RunGuesses = Callable[
+    ["tuple[StackLayer, ...]", "MovedBatch", Sequence[int], Guessing], Guessed | None
+]
+"""(layers, the first of some tokens as `RunNext` takes it, those that follow it, when it ends) ->
+the tokens that follow all of these; their rows go to the same page. None, with nothing stored,
+where `RunNext` gives None, and where a token takes more than chains that are run again as they are;
+they may also be fewer than `guessing` says."""
+
+
+def run_no_guesses(
+    layers: tuple[StackLayer, ...], moved: MovedBatch, more: Sequence[int], guessing: Guessing
+) -> Guessed | None:
+    """What backends do that run tokens one by one."""
+    return None
+
+
 class LatePreparation(Protocol):
     """Weights that can be used before they are laid out anew, which then happens step by step."""
 
@@ -199,7 +265,7 @@ class Backend:
         norm: (x [..., n], a norm of n values) -> x normed.
         linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
         add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
-            tokens, [tokens, P] (`per_layer_input.py`).
+            tokens, [tokens, P] (`streams.py`).
         run_layers: all layers at once, for the batches for which it has that.
         run_next: layers and logits of generated tokens like those of a batch before.
         run_guesses: the most probable tokens that follow such ones, at once.

@@ -14,9 +14,8 @@ from localkv.arch.spec import (
     MoeSpec,
 )
 from localkv.cache.arrays import Array, Arrays
+from localkv.kernels.attention_mixers import grouped_attention, latent_attention
 from localkv.kernels.backend import Backend, capped_logits, scaled
-from localkv.kernels.grouped_attention import grouped_attention
-from localkv.kernels.latent_attention import latent_attention
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
@@ -27,10 +26,9 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
-from localkv.kernels.per_layer_input import layer_input
 from localkv.kernels.primitives import Primitives
-from localkv.kernels.recurrence import Recurrence
-from localkv.kernels.recurrent_mixers import recurrent_mixers
+from localkv.kernels.recurrent import Recurrence, recurrent_mixers
+from localkv.kernels.streams import layer_input
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from localkv.arch.spec import MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
-from localkv.kernels.attention import Rotate, SegmentAttention
+from localkv.kernels.attention import PackGroups, Rotate, SegmentAttention, StoreKV
 from localkv.kernels.backend import as_in_file
 from localkv.kernels.layer_weights import Linear, MoeWeights, Norm
 from localkv.kernels.linear import Decode
 from localkv.kernels.rope import RopeTable
-from localkv.kernels.store_kv import PackGroups, StoreKV
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 if TYPE_CHECKING:
-    from localkv.kernels.latent_attention import SegmentLatents
+    from localkv.kernels.attention_mixers import SegmentLatents
 
 
 @dataclass(frozen=True)

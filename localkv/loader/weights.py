@@ -46,6 +46,7 @@ from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.layer_weights import (
+    AltUpProjections,
     AltUpWeights,
     AttentionWeights,
     DeltaNetWeights,
@@ -61,11 +62,11 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
     PerLayerInputWeights,
+    PerLayerTable,
     RecurrentWeights,
     ShortConvWeights,
     tensors_of,
 )
-from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.smoothing import SmoothedTensors, Smoothing

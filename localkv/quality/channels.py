@@ -16,8 +16,8 @@ from localkv.cache.repack import hadamard
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
+from localkv.kernels.attention_mixers import norm_heads
 from localkv.kernels.backend import Backend, TokenInputs, run_one_by_one
-from localkv.kernels.grouped_attention import norm_heads
 from localkv.kernels.layer_weights import LayerWeights
 from localkv.loader.smoothing import attention_layers, readers
 from localkv.model import Transformer

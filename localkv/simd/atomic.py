@@ -1,4 +1,4 @@
-"""Cooperation of threads in compiled code: atomics, pauses, Linux's futex.
+"""Cooperation of threads in compiled code: atomics, pauses, Linux's futex, the time.
 
 Items are int64 at a base and an index, as in `memory`. A futex is the lower half of one.
 """
@@ -15,6 +15,26 @@ from localkv.simd.cpu_features import IS_ARM64, IS_X86
 from localkv.simd.futex import FUTEX
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import call, check_base, i32, i64, pointer
+
+_CLOCK_MONOTONIC = 1
+"""Linux's number."""
+
+
+@intrinsic
+def clock_ns(typing: Typing) -> Intrinsic:
+    """Nanoseconds since some moment (Linux); about 25 of them pass in the call."""
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        kind = ir.FunctionType(i32, [i32, i64.as_pointer()])
+        clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        now = cgutils.alloca_once(builder, i64, size=2)
+        builder.call(clock, [ir.Constant(i32, _CLOCK_MONOTONIC), now])
+        seconds = builder.load(now)
+        nanoseconds = builder.load(builder.gep(now, [ir.Constant(i32, 1)]))
+        return builder.add(builder.mul(seconds, ir.Constant(i64, 10**9)), nanoseconds)
+
+    return types.int64(), generate
+
 
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 

@@ -107,7 +107,7 @@ HAS_SIGNED_BYTE_DOTS = HAS_BYTE_DOTS and not HAS_VNNI
 """So do those of signed with signed bytes (`integer.dot_of_signed_bytes`)."""
 
 HAS_BFLOAT_DOTS = HAS_AVX512 and "avx512bf16" in FEATURES
-"""Two products of bfloats are added to a float by one instruction (`simd/bfloat_dots.py`)."""
+"""Two products of bfloats are added to a float by one instruction (`simd/dots.py`)."""
 
 HAS_BYTE_SHUFFLE = HAS_AVX512 and "avx512vbmi" in FEATURES
 """Any order of the 64 bytes of a register is one instruction."""

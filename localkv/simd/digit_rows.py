@@ -27,10 +27,10 @@ from localkv.simd.vector import (
     i8,
     i32,
     lanes_of,
+    literal_length,
     pointer,
     splat,
 )
-from localkv.simd.vector_tuple import literal_length
 
 
 def _row(context: Target, builder: Builder, kind: Kind, base: Value, index: Value) -> Value:

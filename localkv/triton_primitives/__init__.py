@@ -2,9 +2,9 @@
 
     fence.py      keeps the compiler from decoding a tile once per warp
     unpack.py     packed integers -> fp16, without conversion instructions
-    bit_fields.py the same where a code's bits lie in two places
-    saturate.py   values that must stay finite
-    float_bits.py fp8 and bf16 <-> wider floats, by their bits
+    float_bits.py fp8 and bf16 <-> wider floats, by their bits; values that must stay finite
+    codebooks.py  codes to the numbers of a codebook that is known when a kernel runs
+    ptx.py        the instructions of these, as strings
 
 Everything is `@triton.jit`. Functions that take `PTX` have two bodies with the same results: plain
 Triton (False: for the interpreter and for GPUs that aren't NVIDIA's), and PTX (True).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.triton_primitives.codebook_ptx import (
+from localkv.triton_primitives.ptx import (
     OF_GROUP,
     eight_values_ptx,
     four_values_ptx,
@@ -20,8 +20,7 @@ from localkv.triton_primitives.codebook_ptx import (
     number_pairs_ptx,
     outlier_ptx,
 )
-from localkv.triton_primitives.low_bits import third_bit
-from localkv.triton_primitives.unpack import plus_1024
+from localkv.triton_primitives.unpack import plus_1024, third_bit
 
 GROUP_BITS = tl.constexpr(OF_GROUP)
 

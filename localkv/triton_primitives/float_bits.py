@@ -1,4 +1,4 @@
-"""fp8 and bf16 by their bits.
+"""Floats by their bits: fp8 and bf16, and numbers that must stay finite in fp16.
 
 Every GPU can do that, old ones that have no fp8 too, and so can Triton's interpreter, whose own
 casts to fp8 and from fp32 to bf16 are wrong. Encoders round to nearest, ties to even; fp8 saturates
@@ -6,6 +6,8 @@ at its largest number, infinities too. A NaN stays one.
 """
 
 from __future__ import annotations
+
+import math
 
 import triton
 import triton.language as tl
@@ -85,3 +87,21 @@ def encode_bf16(x):
     bits = x.to(tl.uint32, bitcast=True)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     return tl.where(is_nan, 0x7FC0, rounded_shift(bits, 16)).to(tl.uint16)
+
+
+F16_MAX = tl.constexpr(65504.0)
+
+
+@triton.constexpr_function
+def largest_scale(code):
+    """The largest fp16 number whose product with `code` is finite."""
+    mantissa, exponent = math.frexp(65504.0 / code)
+    return math.ldexp(math.floor(mantissa * 2**11), exponent - 11)
+
+
+@triton.jit
+def saturate(x, LIMIT: tl.constexpr):
+    """`x` within +-LIMIT; a NaN stays one, so that an error shows."""
+    limit = tl.full((1,) * len(x.shape), LIMIT, x.dtype)
+    below = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(below, -limit, propagate_nan=tl.PropagateNan.ALL)

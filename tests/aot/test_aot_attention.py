@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.packed_attention import TileConfig
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
 from localkv.quant_formats import TOKEN_FORMATS
 from support.aot.aot_report import (

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from localkv.quant_formats.shared.bits import IQ4_CODEBOOK
-from localkv.triton_primitives import codebook_ptx, ptx
+from localkv.triton_primitives import ptx
 from localkv.triton_primitives.ptx import plus_1024
 from support.aot.ptx_emulator import Words, run
 
@@ -113,7 +113,7 @@ def bits_of(x: float, times: int = 1) -> int:
 )
 def test_limits_of_scales_and_outliers(scales: tuple[float, float], missing: float) -> None:
     words = [filled(bits_of(scales[0]) | bits_of(scales[1]) << 16), filled(bits_of(missing))]
-    d, left = run(codebook_ptx.limited_ptx(515.5, 65472.0), words, 2)
+    d, left = run(ptx.limited_ptx(515.5, 65472.0), words, 2)
     want = np.clip(np.array(scales, np.float16), np.float16(-515.5), np.float16(515.5))
     np.testing.assert_array_equal(halves([d])[0], want)
     limit = np.float16(65472 - 127 * np.nanmax(np.abs(want.astype(np.float64))))
@@ -127,13 +127,13 @@ LOWER_HALF = filled(bits_of(SCALE) | 0x1234_0000)
 def test_values_of_codebooks_of_four() -> None:
     """With an outlier in every place of a word, and in a word before and after it."""
     numbers, words = tables(1)
-    pairs = run(codebook_ptx.number_pairs_ptx(1), words, 2)
+    pairs = run(ptx.number_pairs_ptx(1), words, 2)
     inputs = [LOWER_HALF, filled(bits_of(MISSING, 2)), *pairs]
-    made = four_times(run(codebook_ptx.four_values_ptx(), inputs, 4))
+    made = four_times(run(ptx.four_values_ptx(), inputs, 4))
     values = numbers.astype(np.float16) * SCALE
     for nibble in (-9, *range(16), 16, 24):
         place = [filled(4 * nibble)] * 4
-        out = run(codebook_ptx.look_up_values_ptx(), [WORDS, *made, *place], 8)
+        out = run(ptx.look_up_values_ptx(), [WORDS, *made, *place], 8)
         for i in range(4):
             want = values[BYTES >> 2 * i & 3]
             if 0 <= nibble < 16 and i == nibble // 8 + 2 * (nibble % 2):
@@ -144,21 +144,21 @@ def test_values_of_codebooks_of_four() -> None:
 def outlier_of(place: int, first: int) -> list[Words]:
     """What is missing at a place among 64, as bytes whose first channel is `first` take it."""
     inputs = [filled(bits_of(MISSING, 2)), filled(place << 16 | 0x1234)]
-    group = filled(plus_1024(first & codebook_ptx.OF_GROUP) * 0x10001)
-    return four_times([*run(codebook_ptx.outlier_ptx(), inputs, 5), group])
+    group = filled(plus_1024(first & ptx.OF_GROUP) * 0x10001)
+    return four_times([*run(ptx.outlier_ptx(), inputs, 5), group])
 
 
 @pytest.mark.parametrize("first", [4, 32])
 def test_values_of_codebooks_of_eight(first: int) -> None:
     """With an outlier in every place among 64."""
     numbers, words = tables(2)
-    pairs = run(codebook_ptx.number_pairs_ptx(2), words, 4)
-    made = four_times(run(codebook_ptx.eight_values_ptx(), [LOWER_HALF, *pairs], 4))
+    pairs = run(ptx.number_pairs_ptx(2), words, 4)
+    made = four_times(run(ptx.eight_values_ptx(), [LOWER_HALF, *pairs], 4))
     values = numbers.astype(np.float16) * SCALE
     for place in range(64):
         thirds, above = third_bits(place)
         inputs = [WORDS, *[thirds] * 4, *made, *outlier_of(place, first)]
-        out = run(codebook_ptx.look_up_eight_ptx(), inputs, 8)
+        out = run(ptx.look_up_eight_ptx(), inputs, 8)
         for i, further in enumerate((0, 16, 8, 24)):
             want = values[(BYTES >> 2 * i & 3) + above[i]]
             if first + further <= place < first + further + 4:
@@ -196,7 +196,7 @@ def test_values_of_codebooks_of_sixteen(first: int) -> None:
         rest = block_of_sixteen(float(scale), 3.5, float(MISSING), place | 0xFF40, first)
         inputs = [np.ascontiguousarray(word) for word in packed]
         inputs += [word for one in (*words, *rest) for word in [one] * 16]
-        out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16)
+        out = run(ptx.look_up_sixteen_ptx(), inputs, 16)
         for i in range(2):
             want = values[codes >> 4 * i & 15]
             byte = place % 16 - first % 16
@@ -212,7 +212,7 @@ def test_scales_of_six_bits_are_exact_beside_sixteen_numbers(scale: float) -> No
     inputs = [WORDS] * 4
     rest = block_of_sixteen(scale, 1.0, 0.0, 0, 0)
     inputs += [word for one in (*words, *rest) for word in [one] * 16]
-    out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16)
+    out = run(ptx.look_up_sixteen_ptx(), inputs, 16)
     want = (numbers * scale / 16).astype(np.float16)  # rounded once
     np.testing.assert_array_equal(halves(out[:2]), want[BYTES & 15])
     np.testing.assert_array_equal(halves(out[8:10]), want[BYTES >> 4])
@@ -229,7 +229,7 @@ def test_what_sixteen_numbers_limit(
     inputs = [np.full_like(WORDS, 0xFFFFFFFF)] * 4
     rest = block_of_sixteen(scale, 1.0, missing, 1, 0)
     inputs += [word for one in (*words, *rest) for word in [one] * 16]
-    pair = halves(run(codebook_ptx.look_up_sixteen_ptx(), inputs, 16))[0, :2]
+    pair = halves(run(ptx.look_up_sixteen_ptx(), inputs, 16))[0, :2]
     value = np.float16(limits[0] * 126 / 16)
     np.testing.assert_array_equal(pair, [value, np.float16(value + limits[1] / 16)])
 

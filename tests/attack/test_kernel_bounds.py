@@ -22,8 +22,8 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention.bounds import check_pieces
-from localkv.kernels.cpu.attention.job import Block, Chunk, Sequence
+from localkv.kernels.cpu.attention.jobs import Block, Chunk, Sequence
+from localkv.kernels.cpu.attention.plan import check_pieces
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch

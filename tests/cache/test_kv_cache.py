@@ -16,9 +16,8 @@ from localkv.cache.pages import Sequence
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.kernels.reference.attention import read_pages
-from localkv.kernels.reference.store_kv import store_kv
-from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 from support.attack.interruptions import Interruption
 from support.cache_types import PAIRS

@@ -30,11 +30,10 @@ from localkv.cache.pages import NoPageError, Sequence
 from localkv.cache.repack import hadamard, repack_page
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
+from localkv.kernels.attention import store_rotated
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.operations import hadamard_transform, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.store_kv import store_rotated
 from localkv.quant_formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS
 from support.attack.interruptions import Interruption
 

@@ -19,7 +19,7 @@ from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
-from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quant_formats import TOKEN_FORMATS

@@ -26,8 +26,8 @@ from localkv.engine.speculation.draft_model import (
 )
 from localkv.engine.speculation.prices import Prices
 from localkv.errors import UsageError
+from localkv.kernels.backend import Guessed, Guessing
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.guessing import Guessed, Guessing
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.metadata import Metadata
 from localkv.loader.model_header import ModelHeader, shared_tokens

@@ -17,11 +17,11 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import attention
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
-from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import rotate_gpu
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.operations import hadamard_transform
 from localkv.quant_formats import TOKEN_FORMATS
 from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
 from support.quick import quick

@@ -20,14 +20,14 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import LayerCache
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
+from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.embedding import embed
-from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import linear
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.reference.store_kv import store_kv
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.torch_arrays import decoded
 from localkv.kernels.rope import RopeTable
 from localkv.quant_formats import TOKEN_FORMATS
 from support.gpu_store import store_kv_gpu

@@ -17,18 +17,15 @@ from localkv.cache.ladder import Pair, parse_ladder, stores_rows
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
-from localkv.kernels.attention import attention
+from localkv.kernels.attention import attention, store_rotated
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
-from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import rotate_gpu
 from localkv.kernels.gpu.repack import SIDES, repack_page_gpu, unpack_page
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import store_kv
-from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.reference.torch_codec import decode, encode
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.quant_formats import KV_FORMATS
 from support.quick import quick
 

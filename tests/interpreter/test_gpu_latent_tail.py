@@ -7,11 +7,10 @@ from functools import partial
 import pytest
 
 from localkv.cache.layout import Tail
-from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.group_store import pack_groups_gpu
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
 from localkv.kernels.gpu.latent.attention import segment_latents
-from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.operations import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.latent_tails import LatentKernels, check_latents
 

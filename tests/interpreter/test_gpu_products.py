@@ -15,20 +15,19 @@ from localkv.arch.spec import MlpSpec, XieluParams
 from localkv.cache.arrays import NO_TOKEN
 from localkv.errors import ModelFileError
 from localkv.kernels.activation import activate
+from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.embedding import embed
-from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.norm import added_norm, norm_packed
 from localkv.kernels.gpu.norm import norm as gpu_norm
 from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.activations import pack_rows
-from localkv.kernels.gpu.products.block import hidden_rows
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
-from localkv.kernels.gpu.products.products import gate_up, linear, linears, normed
+from localkv.kernels.gpu.products.products import gate_up, hidden_rows, linear, linears, normed
 from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, MlpWeights, Norm
-from localkv.kernels.reference.norm import norm as plain_norm
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.operations import norm as plain_norm
+from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows

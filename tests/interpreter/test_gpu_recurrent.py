@@ -12,7 +12,7 @@ from localkv.cache.arrays import StateRows
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.scan import scan
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.kernels.recurrence import scan_by_token
+from localkv.kernels.recurrent import scan_by_token
 from localkv.kernels.reference.backend import reference_backend
 from support.forward import logits, nmse
 from support.hybrid_models import KEYS, LAYERS, hybrid

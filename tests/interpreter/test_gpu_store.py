@@ -13,15 +13,12 @@ from localkv.arch.spec import CacheGroup, NormSpec
 from localkv.cache.arrays import LayerCache
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
-from localkv.kernels.gpu.gate import gated
+from localkv.kernels.attention_mixers import norm_heads
+from localkv.kernels.gpu.grouped_attention import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
-from localkv.kernels.grouped_attention import norm_heads
 from localkv.kernels.layer_weights import Norm
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.norm import norm
-from localkv.kernels.reference.rope import apply_rope
-from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.reference.operations import apply_rope, hadamard_transform, norm
+from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.kernels.rope import RopeTable
 from localkv.quant_formats import TOKEN_FORMATS, QuantFormat
 from localkv.quant_formats.shared.codebooks import CodebookCodec, table_of

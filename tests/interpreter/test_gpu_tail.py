@@ -8,10 +8,9 @@ import pytest
 
 from localkv.cache.layout import Tail
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
-from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.group_store import pack_groups_gpu
-from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
+from localkv.kernels.reference.operations import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.tail_checks import Kernels, check
 

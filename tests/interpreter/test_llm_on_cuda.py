@@ -15,7 +15,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.errors import LocalKVError
 from localkv.kernels import select
 from localkv.kernels.gpu import triton_backend as module
-from localkv.kernels.gpu.memory import CudaMemory
+from localkv.kernels.gpu.device import CudaMemory
 from localkv.kernels.select import select_backend
 from localkv.model import Transformer
 from support.gguf_bytes import spoil

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localkv.quant_formats.nuq.gpu import bit_of_place
 from localkv.quant_formats.shared.bits import IQ4_CODEBOOK, pack_two_bits
-from localkv.triton_primitives import bit_fields, codebooks, float_bits, unpack
+from localkv.triton_primitives import codebooks, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 
 CODEBOOK = tl.constexpr(IQ4_CODEBOOK)
@@ -49,7 +49,7 @@ def bits_of_words_kernel(x_ptr, out_ptr, above, SHIFT: tl.constexpr, ABOVE: tl.c
     i = tl.arange(0, 256)
     words = tl.zeros((256,), tl.int32) + above
     x = tl.load(x_ptr + i)
-    out = bit_fields.unpack_bit_field_of_words(x, words, i % 4, SHIFT, 4, ABOVE, 2, 32, False)
+    out = unpack.unpack_bit_field_of_words(x, words, i % 4, SHIFT, 4, ABOVE, 2, 32, False)
     tl.store(out_ptr + i, out)
 
 

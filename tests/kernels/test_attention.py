@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
-from localkv.kernels.attention import attention
+from localkv.kernels.attention import attention, store_rotated
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import store_kv
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.reference.operations import hadamard_transform, store_kv
 from support.attention_checks import (
     check,
     check_rows_without_keys,

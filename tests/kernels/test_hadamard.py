@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 
 BLOCKS = (1, 2, 16, 32, 64, 128, 256)

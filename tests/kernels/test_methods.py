@@ -12,12 +12,11 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import ACTIVATIONS, cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
-from localkv.kernels.cpu.methods import ACTIVATIONS
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
 from localkv.kernels.method import Method, Use, in_words, uses
-from localkv.kernels.reference import torch_codec
+from localkv.kernels.reference import torch_arrays
 from localkv.kernels.reference.backend import reference_backend
 from localkv.quant_formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -72,7 +71,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
     sides = {"fp16": normed.half(), "bf16": normed.bfloat16(), "float32": normed}
     if n_in % 32 == 0:
         sides["8-bit"] = eight_bits(normed)
-    matrix = torch_codec.decoded(packed, torch.float64)
+    matrix = torch_arrays.decoded(packed, torch.float64)
     nearest = min(sides, key=lambda side: error(got, sides[side].double() @ matrix.T))
     assert nearest in method.words
     assert HAS_BYTE_DOTS or "8-bit" not in method.words

@@ -11,8 +11,8 @@ import torch
 from localkv.arch.spec import MoeSpec
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.moe import route
-from localkv.kernels.reference.linear import linear, matmul, moe_mlp
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.operations import linear, matmul, moe_mlp
+from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, packed_tensor
 from localkv.quant_formats.base import Codec, QuantFormat, split_blocks
 from support.packed_rows import join_planes

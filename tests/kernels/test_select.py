@@ -11,7 +11,7 @@ import torch
 
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels import select
-from localkv.kernels.gpu.driver import start_triton
+from localkv.kernels.gpu.device import start_triton
 from localkv.kernels.select import select_backend, unused_gpu
 
 

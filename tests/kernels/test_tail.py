@@ -9,12 +9,10 @@ import pytest
 from localkv.cache.layout import Tail
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import pack_groups, store_kv
+from localkv.kernels.reference.operations import hadamard_transform, pack_groups, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.tail_checks import Kernels, check
 

@@ -20,7 +20,7 @@ from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.kernels.gpu.memory import CudaMemory
+from localkv.kernels.gpu.device import CudaMemory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec

@@ -22,8 +22,8 @@ from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.cpu.attention.kernels import MAX_ROWS
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
 from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes

@@ -9,7 +9,7 @@ import pytest
 
 from localkv import LLM
 from localkv.errors import ModelClosedError
-from localkv.kernels.guessing import Guessing
+from localkv.kernels.backend import Guessing
 from support.paths import MODELS
 from support.program import Program
 

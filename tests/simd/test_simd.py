@@ -25,11 +25,15 @@ from localkv.simd.arithmetic import (
     zero_f32,
     zero_i32,
 )
-from localkv.simd.bfloat_dots import dot_of_bfloats, rounded_to_bfloats
-from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes
 from localkv.simd.cpu_features import HAS_AVX512, HAS_SIGNED_BYTE_DOTS
-from localkv.simd.exponential import exp2, tanh
-from localkv.simd.float_tables import gather_of_64
+from localkv.simd.dots import (
+    MOST_SIGNED,
+    dot_of_bfloats,
+    dot_of_bytes,
+    dot_of_signed_bytes,
+    rounded_to_bfloats,
+)
+from localkv.simd.functions import exp2, tanh
 from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
 from localkv.simd.memory import (
     get_i64s,
@@ -53,9 +57,21 @@ from localkv.simd.quads import (
     load_quads_of_nibbles,
     load_two_quads,
 )
-from localkv.simd.turned_rows import add_turned_rows, turn_rows
-from localkv.simd.vector import F32x16, I32x16, constant, f32, i32, lanes_of, lanewise
-from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
+from localkv.simd.shuffle import add_turned_rows, turn_rows
+from localkv.simd.tables import gather_of_64
+from localkv.simd.vector import (
+    F32x16,
+    I32x16,
+    constant,
+    f32,
+    fma_each,
+    fma_grid,
+    i32,
+    lanes_of,
+    lanewise,
+    load_grid,
+    store_grid,
+)
 from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, runs_here
 
 as_bfloats = lanewise(

@@ -12,11 +12,9 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
-from localkv.kernels.attention import SegmentAttention, attention
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import store_kv
-from localkv.kernels.reference.torch_codec import decode, encode
-from localkv.kernels.store_kv import StoreKV, store_rotated
+from localkv.kernels.attention import SegmentAttention, StoreKV, attention, store_rotated
+from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 from support.torch_edge import torch_cache
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from localkv.arch.spec import MoeSpec
 from localkv.kernels import moe
-from localkv.kernels.cpu import row_operations
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.layers import chains
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.store import rotate, store_kv
 from localkv.kernels.layer_weights import Linear, MoeWeights
@@ -19,9 +19,9 @@ from support.torch_edge import numpy_of, torch_of, with_tensors
 
 rotate_cpu = with_tensors(rotate.rotate_cpu)
 store_kv_cpu = with_tensors(store_kv.store_kv_cpu)
-norm_cpu = with_tensors(row_operations.norm_cpu)
-activate_cpu = with_tensors(row_operations.activate_cpu)
-apply_rope_cpu = with_tensors(row_operations.apply_rope_cpu)
+norm_cpu = with_tensors(chains.norm_cpu)
+activate_cpu = with_tensors(chains.activate_cpu)
+apply_rope_cpu = with_tensors(chains.apply_rope_cpu)
 
 
 def cpu_attention() -> Callable[..., tuple[Tensor, Tensor]]:
@@ -45,6 +45,6 @@ def moe_mlp_cpu(x: Tensor, layer: MoeWeights, spec: MoeSpec, products: CpuProduc
         moe.moe_mlp,
         matmul=lambda x, weight: numpy_of(products.matmul(x, weight)),
         linear=lambda x, layer: numpy_of(products.linear(x, layer)),
-        activate=row_operations.activate_cpu,
+        activate=chains.activate_cpu,
     )
     return torch_of(run(numpy_of(x), numpy_of(layer), spec))

@@ -22,21 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import (
-    expert_layer,
-    latent_layer,
-    recurrent_layer,
-    row_operations,
-    token_places,
-)
-from localkv.kernels.cpu.attention import kernels, latent_attention, token_steps
+from localkv.kernels.cpu.attention import kernels, latent_attention, plan, program
 from localkv.kernels.cpu.attention import packed_attention as attention
-from localkv.kernels.cpu.attention import tables as attention_tables
-from localkv.kernels.cpu.attention.job import Job
-from localkv.kernels.cpu.linear import head_products, late_panels, panel_arena
+from localkv.kernels.cpu.attention.jobs import Job
+from localkv.kernels.cpu.layers import chains, latents, layer, recurrent
+from localkv.kernels.cpu.layers import program as tokens
+from localkv.kernels.cpu.linear import arena, late_panels
 from localkv.kernels.cpu.linear import products as linear
 from localkv.kernels.cpu.runtime import chain
-from localkv.kernels.cpu.store import group_store, rotate
+from localkv.kernels.cpu.store import rotate, store_kv
 
 PAGE = mmap.PAGESIZE
 PATTERN, POISON = 0xA5, 0xFF
@@ -153,7 +147,7 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
         if template.startswith("attention"):
             facts = Job(*items.tolist())
             part = {"scratch": 4 * threads * facts.scratch_floats}
-            if template == "attention/rows":
+            if template == "attention/decode":
                 part["partial"] = (
                     4 * facts.n_parts * facts.n_kv_heads * facts.n_rows * (facts.head_dim + 2)
                 )
@@ -165,11 +159,11 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
     for module in (attention, late_panels, rotate):
         yield patch.object(module, "run", run)
 
-    def table(self: attention_tables.Table, items: np.ndarray) -> None:
+    def table(self: plan.Table, items: np.ndarray) -> None:
         self.items = memory.array(np.ascontiguousarray(items), "a table")
         self.address = int(self.items.ctypes.data)
 
-    yield patch.object(attention_tables.Table, "__init__", table)
+    yield patch.object(plan.Table, "__init__", table)
 
 
 def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
@@ -193,29 +187,28 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
             out[:] = 0
             return out
 
-    def panels(self: panel_arena.PanelArena, n_bytes: int) -> np.ndarray:
+    def panels(self: arena.PanelArena, n_bytes: int) -> np.ndarray:
         return memory.bytes(n_bytes, "panels")
 
-    def nothing(self: panel_arena.PanelArena, taken: np.ndarray) -> None:
+    def nothing(self: arena.PanelArena, taken: np.ndarray) -> None:
         pass
 
     for module in (
         attention,
         linear,
         rotate,
-        row_operations,
-        recurrent_layer,
-        expert_layer,
-        latent_layer,
+        chains,
+        recurrent,
+        layer,
+        latents,
         latent_attention,
-        head_products,
-        token_places,
-        token_steps,
-        group_store,
+        tokens,
+        program,
+        store_kv,
     ):
         yield patch.object(module, "np", GuardedNumpy())
-    yield patch.object(panel_arena.PanelArena, "take", panels)
-    yield patch.object(panel_arena.PanelArena, "join_pages", nothing)
+    yield patch.object(arena.PanelArena, "take", panels)
+    yield patch.object(arena.PanelArena, "join_pages", nothing)
 
 
 Part = Callable[[GuardedMemory], Iterator[Any]]

@@ -10,9 +10,8 @@ from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Array, Arrays, Batch, Segment
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.kernels.attention import Rotate
-from localkv.kernels.latent_attention import SegmentLatents, attend
-from localkv.kernels.store_kv import StoreKV, store_rotated
+from localkv.kernels.attention import Rotate, StoreKV, store_rotated
+from localkv.kernels.attention_mixers import SegmentLatents, attend
 from localkv.quant_formats import TOKEN_FORMATS
 
 

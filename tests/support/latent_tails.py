@@ -14,9 +14,8 @@ from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Arrays
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, Tail
-from localkv.kernels.attention import Rotate
-from localkv.kernels.latent_attention import SegmentLatents, attend
-from localkv.kernels.store_kv import PackGroups, StoreKV, pack_groups, store_rotated
+from localkv.kernels.attention import PackGroups, Rotate, StoreKV, pack_groups, store_rotated
+from localkv.kernels.attention_mixers import SegmentLatents, attend
 from support.tail_checks import Step, rounded, segments
 
 HEADS, LATENT, ROPE = 5, 64, 32

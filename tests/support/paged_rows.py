@@ -14,7 +14,7 @@ from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.kernels.reference.attention import read_pages
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.operations import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 
 

@@ -14,10 +14,17 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Arrays
 from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import SegmentSpec, Tail, tail_segments
-from localkv.kernels.attention import Rotate, SegmentAttention, attention
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.torch_codec import decode, encode
-from localkv.kernels.store_kv import PackGroups, StoreKV, pack_groups, store_rotated
+from localkv.kernels.attention import (
+    PackGroups,
+    Rotate,
+    SegmentAttention,
+    StoreKV,
+    attention,
+    pack_groups,
+    store_rotated,
+)
+from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import FORMATS
 
 HEADS, GROUP, DIM = 2, 3, 64

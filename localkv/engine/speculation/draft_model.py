@@ -25,7 +25,7 @@ from localkv.engine.speculation.config import Speculation, check_drafter
 from localkv.engine.speculation.pace import MOST_SURE, Pace
 from localkv.engine.speculation.prices import OUTLIER, Prices, smoothed
 from localkv.engine.speculation.speculator import Speculator
-from localkv.kernels.guessing import Guessing
+from localkv.kernels.backend import Guessing
 
 FEW_ALONE = 2
 FEW_MISSING = 16

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.addresses import LINE, Floats, address
-from localkv.kernels.cpu.recurrent.pieces import vectors_of
+from localkv.kernels.cpu.recurrent.jobs import vectors_of
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
@@ -69,7 +69,7 @@ class NumpyArrays:
 
     def repack_page(self, source: Segment, target: Segment, page: int) -> None:
         # not with this file, which is loaded where nothing is stored
-        from localkv.kernels.cpu.store.repack import repack_page_cpu
+        from localkv.kernels.cpu.store.rotate import repack_page_cpu
 
         repack_page_cpu(self, source, target, page)
 

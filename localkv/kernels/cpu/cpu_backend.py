@@ -6,6 +6,7 @@ own (`shared/cpu/page_order.py`), so a cache is written and read by this backend
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,30 +19,129 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.compose import compose
+from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.compile_ahead import OnKernel, compiling_ahead
-from localkv.kernels.cpu.jit.kernel_source import is_stored
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.kept_sums import kept_sums_cpu
-from localkv.kernels.cpu.layer import CpuLayer
+from localkv.kernels.cpu.layers.chains import MANY_VALUES, activate_cpu, apply_rope_cpu, norm_cpu
+from localkv.kernels.cpu.layers.layer import CpuLayer
+from localkv.kernels.cpu.layers.program import TokenPrograms
 from localkv.kernels.cpu.linear.embedding import Embedding
+from localkv.kernels.cpu.linear.late_panels import TOKENS_TO_LAY, LateTensor
+from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
 from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, norm_cpu
+from localkv.kernels.cpu.moe.experts import experts_run
 from localkv.kernels.cpu.runtime.chain import Scratch
-from localkv.kernels.cpu.store.group_store import store_groups_cpu
+from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.cpu.token_program import TokenPrograms
+from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
+from localkv.kernels.kept_sums import Kept, KeptSums, Logits
+from localkv.kernels.layer_weights import MoeWeights
+from localkv.kernels.method import Method, Methods
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
+from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.simd.cpu_features import byte_dots, vector_width
 from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
 from localkv.system.turns import Turns
+
+ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
+
+
+def product_method(weight: PackedTensor) -> Method:
+    """How a prepared matrix, or a stack of them, is multiplied."""
+    match weight:
+        case LateTensor(reads_rows=True):
+            made = f"packed panels, made with the first {TOKENS_TO_LAY} tokens or a second prompt"
+            return Method(f"{made}, {ACTIVATIONS}")
+        case PanelTensor() | LateTensor():
+            return Method(f"packed panels, {ACTIVATIONS}")
+        case InPlaceTensor():
+            return Method(f"packed as in the file, {ACTIVATIONS}")
+        case RowTensor(halves_activations=True):
+            return Method("rows as in the file, activations rounded to fp16")
+        case RowTensor() if weight.packing is not None:
+            return Method("rows as in the file, activations rounded to bf16 (AVX512-BF16)")
+    assert isinstance(weight, RowTensor)
+    return Method("rows as in the file, float32 activations")
+
+
+def tiles_method(fmt: QuantFormat, side: str) -> Method:
+    """What attention multiplies of a cache type's rows; see `attention/score.py` and `weigh.py`."""
+    if cache_decoder(fmt.name).digits:
+        factors = "queries" if side == "K" else "weights"
+        return Method(f"8-bit codes by 16-bit {factors} ({byte_dots()}), float32 for prompts")
+    return Method("float32")
+
+
+def store_method(fmt: QuantFormat) -> Method:
+    """How rows of a cache type are packed."""
+    return Method(f"Numba, {vector_width()}")
+
+
+def experts_method(weights: MoeWeights) -> Method:
+    """How the experts of a layer are run."""
+    if experts_run(weights):
+        return Method("one chain with the layer's block, rows grouped by expert, Numba")
+    return Method("one after the other, composed in NumPy")
+
+
+def methods() -> Methods:
+    """Those of the backend."""
+    return Methods(
+        attention=Method(f"packed K and V, Numba, {vector_width()}"),
+        tiles=tiles_method,
+        store=store_method,
+        product=product_method,
+        experts=experts_method,
+    )
+
+
+KEPT_SUMS = KernelSource("linear/kept_sums")
+RESULTS = 9
+"""Floats that the kernel leaves of a row."""
+
+
+def kept_sums_cpu(logits: Logits, kept: Kept) -> KeptSums:
+    """See `kept_sums`.
+
+    Raises:
+        BoundsError: the kept tokens are not those of such logits.
+    """
+    logits = np.ascontiguousarray(logits, np.float32)
+    n_rows, n_vocab = logits.shape
+    ids, shifted, starts = (
+        np.ascontiguousarray(part, kind)
+        for part, kind in zip(kept, (np.int32, np.float32, np.int64), strict=True)
+    )
+    _check(n_rows, n_vocab, Kept(ids, shifted, starts))
+    threads = n_threads() if logits.size >= MANY_VALUES else 1
+    weights = np.empty(threads * (n_vocab + -n_vocab % LANES), np.float32)
+    best, out = np.empty(n_rows, np.int64), np.empty((n_rows, RESULTS), np.float32)
+    memory = (logits, ids, shifted, starts, weights, best, out)
+    job = array("q", (0, n_rows, n_vocab, *map(address, memory)))
+    run_worker(specialized(KEPT_SUMS)["worker"], job.buffer_info()[0], threads)
+    sums = out[:, 1::2].astype(np.float64) + out[:, 2::2]
+    return KeptSums(best, out[:, 0], *sums.T)
+
+
+def _check(n_rows: int, n_vocab: int, kept: Kept) -> None:
+    ids, shifted, starts = kept
+    if len(starts) != n_rows + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
+        raise BoundsError(f"kept tokens of {len(starts) - 1} rows, not {n_rows}")
+    if not starts[-1] == len(ids) == len(shifted):
+        raise BoundsError(f"{len(ids)} kept tokens with {len(shifted)} logits")
+    if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
+        raise BoundsError(f"kept tokens from {ids.min()} to {ids.max()} of {n_vocab}")
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.kernels.cpu.attention.latent_sizes import most_latent_floats
-from localkv.kernels.cpu.attention.launch_sizes import launch_parts
+from localkv.kernels.cpu.attention.latent_jobs import most_latent_floats
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     MOST_TILE_ROWS,
     block_scratch,
+    launch_parts,
     most_run_block_floats,
     part_result,
     row_scratch,
 )
-from localkv.kernels.cpu.linear.panel_bytes import (
+from localkv.kernels.cpu.linear.layouts import (
     IN_PLACE_FORMAT_NAMES,
     MADE_BYTES,
     PANEL_FORMAT_NAMES,

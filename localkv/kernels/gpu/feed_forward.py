@@ -10,8 +10,7 @@ from localkv.kernels.backend import capped_logits
 from localkv.kernels.gpu.moe.experts import moe_mlp
 from localkv.kernels.gpu.norm import added_norm, norm
 from localkv.kernels.gpu.products.activations import Activations
-from localkv.kernels.gpu.products.block import hidden_rows
-from localkv.kernels.gpu.products.products import linears, normed
+from localkv.kernels.gpu.products.products import hidden_rows, linears, normed
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,

@@ -1,25 +1,70 @@
-"""Attention of grouped queries on a GPU: `kernels/grouped_attention.py` in few launches."""
+"""Attention of grouped queries on a GPU: `kernels/attention_mixers.py` in few launches."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from localkv.arch.spec import AttentionSpec, LayerSpec
 from localkv.cache.arrays import Batch, LayerCache
-from localkv.kernels.attention import attention
+from localkv.kernels.attention import attention, pack_groups
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
-from localkv.kernels.gpu.gate import gated
-from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.group_store import pack_groups_gpu
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
+from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_rows
 from localkv.kernels.gpu.products.products import linears, normed
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
-from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights
-from localkv.kernels.store_kv import pack_groups
+
+ROWS = 8
+"""Heads of a program."""
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def gate_kernel(
+    x_ptr, gate_ptr, out_ptr, n_rows,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """x * sigmoid(gate), fp32 [n_rows, HEAD_DIM]; heads of the gate are STRIDE apart.
+
+    Grid (blocks of ROWS heads).
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, WIDTH)
+    mask = (row < n_rows)[:, None] & (channel < HEAD_DIM)[None, :]
+    at = row[:, None] * HEAD_DIM + channel[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    gate = tl.load(gate_ptr + row[:, None] * STRIDE + channel[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + at, x / (1.0 + tl.exp(-gate)), mask=mask)
+
+
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x [tokens, heads, channels] times the sigmoid of as many values, whose heads may be further
+    apart; float32."""
+    check_rows(gate, "a gate", *x.shape)
+    x = x.contiguous()
+    out = x.new_empty(x.shape)
+    n_rows, head_dim = x.shape[0] * x.shape[1], x.shape[2]
+    launch(
+        gate_kernel,
+        (triton.cdiv(n_rows, ROWS),),
+        x,
+        gate,
+        out,
+        n_rows,
+        HEAD_DIM=head_dim,
+        WIDTH=triton.next_power_of_2(head_dim),
+        STRIDE=gate.stride(1),
+        ROWS=ROWS,
+        num_warps=4,
+    )
+    return out
 
 
 def why_not(spec: AttentionSpec) -> str:

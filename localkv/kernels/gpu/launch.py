@@ -10,7 +10,7 @@ from typing import Any
 
 import triton
 
-from localkv.kernels.gpu.driver import what_is_missing
+from localkv.kernels.gpu.device import what_is_missing
 from localkv.system.processor import usable_cores
 
 _ahead: ContextVar[set[Any] | None] = ContextVar("ahead", default=None)

@@ -21,13 +21,12 @@ from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import Copies, put_copies, stays
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
-from localkv.kernels.gpu.attention.rows import store_outputs
-from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.group_store import pack_rows_gpu
+from localkv.kernels.gpu.attention.softmax import store_outputs
+from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.group_store import pack_rows_gpu, rotate_gpu
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.pages import in_page, page_bytes, row_before
 from localkv.kernels.gpu.rope_store import QueryKeySteps, store_rows
-from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 
 Side = Literal["k", "v"]

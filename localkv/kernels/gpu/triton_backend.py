@@ -18,14 +18,13 @@ from localkv.kernels.backend import Backend, scaled
 from localkv.kernels.gpu import feed_forward
 from localkv.kernels.gpu import grouped_attention as grouped
 from localkv.kernels.gpu.attention.packed_attention import product_of
+from localkv.kernels.gpu.device import CudaMemory, start_triton
 from localkv.kernels.gpu.device_draw import device_draw
-from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
-from localkv.kernels.gpu.latent import mixer as latent
+from localkv.kernels.gpu.latent import attention as latent
 from localkv.kernels.gpu.launch import compile_together
-from localkv.kernels.gpu.memory import CudaMemory
 from localkv.kernels.gpu.norm import norm
-from localkv.kernels.gpu.products import block
+from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
@@ -33,8 +32,7 @@ from localkv.kernels.gpu.products.tile_sizes import gpu_of
 from localkv.kernels.gpu.repack import repack_page_gpu
 from localkv.kernels.gpu.scan import scan
 from localkv.kernels.method import Method, Methods
-from localkv.kernels.recurrence import Recurrence
-from localkv.kernels.recurrent_mixers import recurrent_mixers
+from localkv.kernels.recurrent import Recurrence, recurrent_mixers
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.quant_formats.packed_tensor import PackedTensor
 
@@ -83,7 +81,7 @@ def lacks(layer: LayerSpec) -> str:
         return reason
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
-    return "" if layer.mlp is None else block.why_not(layer.mlp)
+    return "" if layer.mlp is None else products.why_not(layer.mlp)
 
 
 def triton_backend(device: torch.device | str = "cuda") -> Backend:

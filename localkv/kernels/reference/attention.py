@@ -1,4 +1,10 @@
-"""Attention that decodes all of a sequence's K and V."""
+"""Attention that decodes all of a sequence's rows: K and V, or latents.
+
+K may be in the cache as it is before RoPE, as KVQuant has it (arXiv:2401.18079, 3.2).
+
+A channel of K then has much the same values at all positions, but each step has to rotate every key
+that it reads. Only the reference does so, to compare with; kernels read K as it is after RoPE.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import AttentionParams
-from localkv.cache.arrays import Batch, Segment, SegmentBatch
+from localkv.arch.spec import AttentionParams, AttentionSpec, LatentAttentionSpec, LayerSpec
+from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.reference.torch_codec import decode
+from localkv.kernels.attention import merge_segments, times_scales
+from localkv.kernels.backend import TokenInputs
+from localkv.kernels.layer_weights import AttentionWeights
+from localkv.kernels.primitives import Primitives
+from localkv.kernels.reference.torch_arrays import decode
 from localkv.quant_formats.base import QuantFormat
 
 
@@ -114,3 +124,82 @@ def attention_reference(
         out[rows] = ungroup(weights @ v, tokens)
         lse[rows] = ungroup(logits.logsumexp(-1), tokens)
     return out, lse
+
+
+def latents_reference(
+    q: Tensor,
+    q_rotated: Tensor,
+    segment: Segment,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+) -> tuple[Tensor, Tensor]:
+    """Decode all rows, then plain softmax. See `SegmentLatents` for shapes."""
+    n_heads = q.shape[1]
+    out = torch.zeros_like(q)
+    lse = torch.full_like(q[..., 0], -torch.inf)
+    for i, length in enumerate(seg_batch.lengths):
+        tokens = slice(batch.starts[i], batch.starts[i + 1])
+        first = first_of_tail(batch.positions[tokens], seg_batch, i)
+        if first >= length:
+            continue
+        # pages before may have been given back
+        skipped = first // PAGE_TOKENS
+        n_rows = length - skipped * PAGE_TOKENS
+        pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
+        latents = read_pages(
+            segment.format_k, segment.k, pages, n_rows, q.dtype, segment.codebook_k
+        )[0]
+        rotated = read_pages(
+            segment.format_v, segment.v, pages, n_rows, q.dtype, segment.codebook_v
+        )[0]
+        logits = q[tokens] @ latents.mT + q_rotated[tokens] @ rotated.mT  # [tokens, heads, rows]
+        logits = logits * params.softmax_scale
+        if params.softcap:
+            logits = params.softcap * torch.tanh(logits / params.softcap)
+        keys = seg_batch.first_position + skipped * PAGE_TOKENS, n_rows
+        mask = visible(batch.positions[tokens], params, *keys, 1, seg_batch, i)
+        mask = mask[:, None].expand(-1, n_heads, -1)
+        logits = logits.masked_fill(~mask, -torch.inf)
+        weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible
+        out[tokens] = weights @ latents
+        lse[tokens] = logits.logsumexp(-1)
+    return out, lse
+
+
+def attend_before_rope(
+    p: Primitives,
+    q: Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    attn: AttentionSpec,
+    weights: AttentionWeights,
+    inputs: TokenInputs,
+) -> Tensor:
+    """As `Attend` has it: rows of K are turned when they are read."""
+
+    def turned(k: Tensor, first: int, segment: Segment) -> Tensor:
+        # a matrix of Hadamard's undoes itself
+        rows: Tensor = p.rotate(k, segment.rotation_k).transpose(0, 1)
+        rows = times_scales(rows, segment.scale_k)
+        if inputs.rope_at is not None:
+            positions = torch.arange(first, first + len(rows), device=rows.device)
+            rows = p.apply_rope(rows, inputs.rope_at(positions))
+        return rows.transpose(0, 1)
+
+    parts = []
+    for segment, rows in zip(cache.segments, cache.rows_of(batch), strict=True):
+        out, lse = attention_reference(q, segment, rows, batch, attn.params, turned)
+        parts.append((p.rotate(times_scales(out, segment.scale_v), segment.rotation_v), lse))
+    merged: Tensor = merge_segments(parts, weights.sinks)
+    return merged
+
+
+def lacks_before_rope(spec: LayerSpec) -> str:
+    """What of a layer can't have K before RoPE, in words; empty if it can."""
+    for mixer in (spec.mixer, spec.beside):
+        if isinstance(mixer, LatentAttentionSpec):
+            return "latents with K before RoPE"
+        if isinstance(mixer, AttentionSpec) and mixer.norms_after_rope:
+            return "K before RoPE where heads are normed after it"
+    return ""

@@ -9,21 +9,28 @@ import torch
 
 from localkv.arch.spec import AttentionSpec
 from localkv.kernels.activation import activate
+from localkv.kernels.attention_mixers import grouped_attention
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
-from localkv.kernels.grouped_attention import grouped_attention
 from localkv.kernels.method import Method, Methods
 from localkv.kernels.primitives import Primitives
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.before_rope import attend_before_rope, lacks_before_rope
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.latent_attention import latents_reference
-from localkv.kernels.reference.linear import head_products, linear, moe_mlp
-from localkv.kernels.reference.norm import norm
-from localkv.kernels.reference.rope import apply_rope
-from localkv.kernels.reference.store_kv import pack_groups, store_kv
-from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.attention import (
+    attend_before_rope,
+    attention_reference,
+    lacks_before_rope,
+    latents_reference,
+)
+from localkv.kernels.reference.operations import (
+    apply_rope,
+    hadamard_transform,
+    head_products,
+    linear,
+    moe_mlp,
+    norm,
+    pack_groups,
+    store_kv,
+)
+from localkv.kernels.reference.torch_arrays import TorchArrays, decoded
 
 METHODS = Methods(
     attention=Method("all of K and V decoded, softmax in torch"),

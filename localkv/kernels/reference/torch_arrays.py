@@ -1,10 +1,10 @@
-"""`Arrays` of torch, on a device."""
+"""`Arrays` of torch, on a device, and the formats' NumPy references called with torch tensors."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,35 @@ from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import repack_page
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.quant_formats.shared.codebooks import codec_of
 from localkv.system.threads import use_threads_now
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """A view of an array, or a copy of one that is read-only, which torch has no tensors for."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def encode(fmt: QuantFormat, x: Tensor, codebook: Tensor | None = None) -> tuple[Tensor, ...]:
+    """[..., n] of any float type -> planes, uint8 [..., n_blocks, plane bytes] each.
+
+    Args:
+        codebook: float32 [20] (`table_of`), of types with one.
+    """
+    with_codebook = codec_of(fmt, None if codebook is None else codebook.tolist())
+    return tuple(map(tensor_of, with_codebook.encode(x.float().numpy())))
+
+
+def decode(fmt: QuantFormat, planes: Iterable[Tensor], codebook: Tensor | None = None) -> Tensor:
+    """Planes -> float32 [..., n]; the inverse of `encode`."""
+    with_codebook = codec_of(fmt, None if codebook is None else codebook.tolist())
+    return tensor_of(with_codebook.decode([plane.numpy() for plane in planes]))
+
+
+def decoded(weight: PackedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """All values of a tensor; they may be a view of its rows."""
+    return tensor_of(weight.decode()).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from localkv.quant_formats.shared.cpu.rounding import (
     scale,
     within,
 )
-from localkv.simd.byte_tables import look_up
-from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
+from localkv.simd.integer import high_nibbles, load_nibbles_from_table, look_up, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
 from localkv.simd.quads import load_quads, quad_from_table
 

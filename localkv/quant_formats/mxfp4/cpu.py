@@ -7,7 +7,7 @@ from typing import Any
 from localkv.quant_formats.mxfp4 import LAYOUT
 from localkv.quant_formats.shared.bits import MXFP4_TWICE
 from localkv.quant_formats.shared.cpu.panel_codes import PanelFormat, Record, nibble_codes
-from localkv.simd.byte_tables import look_up
+from localkv.simd.integer import look_up
 from localkv.simd.vector import constant, f32, i32, lanes_of
 
 ZERO = 12

@@ -13,7 +13,7 @@ one end for it. It is the one of the least squared error of some codes: of those
 takes the extreme to 127, and for scales somewhat smaller and larger. The sums that it takes are of
 integers, so that kernels may add in any order. Beside 16 numbers a scale has six significant bits,
 so that 136 times it is an fp16 number, which a GPU takes off all values of a block
-(`triton_primitives/codebook_ptx.py`).
+(`triton_primitives/ptx.py`).
 """
 
 from __future__ import annotations

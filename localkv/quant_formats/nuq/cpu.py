@@ -48,7 +48,6 @@ from localkv.simd.arithmetic import (
     zero_f32,
     zero_i32,
 )
-from localkv.simd.float_tables import look_up_f32
 from localkv.simd.integer import (
     add_i32,
     and_i32,
@@ -70,9 +69,16 @@ from localkv.simd.memory import (
     store_mask,
     store_nibbles,
 )
-from localkv.simd.quad_bits import or_bits
-from localkv.simd.quad_tables import byte_table, look_up_of_64, look_up_quad, pair_tables
-from localkv.simd.quads import load_quads, load_quads_of_nibbles
+from localkv.simd.quads import (
+    byte_table,
+    load_quads,
+    load_quads_of_nibbles,
+    look_up_of_64,
+    look_up_quad,
+    or_bits,
+    pair_tables,
+)
+from localkv.simd.tables import look_up_f32
 
 OFFSET = 128
 STEPS = np.float32(LARGEST_NUMBER)

@@ -58,7 +58,7 @@ from localkv.triton_primitives.codebooks import (
     words_of_table,
 )
 from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.saturate import largest_scale
+from localkv.triton_primitives.float_bits import largest_scale
 
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)

@@ -23,7 +23,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     six_bits,
     words,
 )
-from localkv.triton_primitives.bit_fields import unpack_bit_field
+from localkv.triton_primitives.unpack import unpack_bit_field
 
 
 def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:

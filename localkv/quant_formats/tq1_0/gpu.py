@@ -17,8 +17,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     load_runs,
     words,
 )
-from localkv.triton_primitives.ternary import unpack_five_digits
-from localkv.triton_primitives.unpack import plus_1024
+from localkv.triton_primitives.unpack import plus_1024, unpack_five_digits
 
 
 def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:

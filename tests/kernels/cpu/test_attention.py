@@ -20,12 +20,12 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention import packed_attention
+from localkv.kernels.cpu.attention.kernels import MAX_ROWS
 from localkv.kernels.cpu.attention.plan import row_blocks
-from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.reference.torch_codec import encode
+from localkv.kernels.reference.torch_arrays import encode
 from localkv.quant_formats import TOKEN_FORMATS
 from localkv.system.threads import n_threads, use_threads
 from support.attention_checks import check as check_attention
@@ -310,12 +310,12 @@ def test_blocks_of_tokens_have_the_bits_of_one(
 
     alone = [attended(i, i + 1) for i in range(n)]
     one_by_one = [torch.cat(parts) for parts in zip(*alone, strict=True)]
-    assert set(launched) == {"attention/rows"}
+    assert set(launched) == {"attention/decode"}
     for start, end in ((0, n), (5, 40), (40, n)):
         launched.clear()
         for got, want in zip(attended(start, end), one_by_one, strict=True):
             assert torch.equal(got, want[start:end])
-        assert launched == ["attention/run_blocks"]
+        assert launched == ["attention/many"]
 
 
 def test_head_dims_that_do_not_fit_are_refused() -> None:
@@ -338,7 +338,7 @@ AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq"
 def test_what_codes_are_multiplied_as_is_told(features: str, digits: bool) -> None:
     """By the type and by what the CPU has."""
     program = """
-from localkv.kernels.cpu.methods import tiles_method
+from localkv.kernels.cpu.cpu_backend import tiles_method
 from localkv.quant_formats import TOKEN_FORMATS
 for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
     print(name, *(tiles_method(TOKEN_FORMATS[name], side).words[:12] for side in "KV"))

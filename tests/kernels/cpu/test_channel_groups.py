@@ -10,9 +10,9 @@ import torch
 
 from localkv.arch.spec import AttentionParams
 from localkv.kernels.cpu.attention.kernels import cache_decoder
-from localkv.kernels.cpu.store import group_store
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.torch_codec import encode
+from localkv.kernels.cpu.store import store_kv
+from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.torch_arrays import encode
 from localkv.quant_formats import FORMATS
 from localkv.system.threads import n_threads, use_threads
 from support.cpu_ops import cpu_attention, store_kv_cpu
@@ -22,7 +22,7 @@ from support.quick import quick
 from support.torch_edge import with_tensors
 
 NAMES = [fmt.name for fmt in FORMATS.values() if fmt.group_tokens > 1 and fmt.has_part("cpu")]
-make = partial(grouped_rows, store=store_kv_cpu, pack=with_tensors(group_store.store_groups_cpu))
+make = partial(grouped_rows, store=store_kv_cpu, pack=with_tensors(store_kv.store_groups_cpu))
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_helpers_go_on_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("folder")
 def test_helpers_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "FEWEST", 1)
-    with compile_ahead.compiling_ahead(SOURCES[:1], [KernelSource("attention/rows")], n_cores=2):
+    with compile_ahead.compiling_ahead(SOURCES[:1], [KernelSource("attention/decode")], n_cores=2):
         specialized(SOURCES[0])
     helpers = compile_ahead._current
     assert helpers is not None

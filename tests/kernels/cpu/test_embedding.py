@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.embedding import Embedding
+from localkv.kernels.cpu.linear.layouts import LAYOUTS
 from support.quick import quick
 from support.random_packed import random_packed
 

@@ -19,9 +19,9 @@ from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MoeSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu import expert_layer
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.moe.routing import add_routing
+from localkv.kernels.cpu.layers import layer as layers
+from localkv.kernels.cpu.moe.experts import add_routing
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
 from localkv.kernels.moe import route
@@ -51,7 +51,7 @@ def run(backend: Backend, spec: LayerSpec, layer: LayerWeights, x: np.ndarray) -
 def composed(backend: Backend, spec: LayerSpec, layer: LayerWeights, x: np.ndarray) -> np.ndarray:
     """The same by `kernels/moe.py`, with the CPU's products."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expert_layer, "experts_run", lambda weights: False)
+        patch.setattr(layers, "experts_run", lambda weights: False)
         return run(backend, spec, layer, x)
 
 
@@ -90,7 +90,7 @@ def check_random_layer(seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((n_tokens, n_embd)).astype(np.float32)
     use_threads(rng.choice((1, 2, 3, 8)))
     got = run(backend, spec, layer, x)
-    if expert_layer.experts_run(layer.moe):
+    if layers.experts_run(layer.moe):
         check(got, composed(backend, spec, layer, x), x)
     for i in {0, n_tokens // 2, n_tokens - 1}:
         assert np.array_equal(run(backend, spec, layer, x[i : i + 1])[0], got[i])
@@ -194,7 +194,7 @@ def test_what_has_no_kernel_is_composed() -> None:
     moe = MoeSpec(4, 2, n_ff=24)
     spec, layer = LayerSpec(None, moe, None, None), LayerWeights(None, weights, None, None)
     layer = with_each(layer, backend.prepare, as_given)
-    assert not expert_layer.experts_run(layer.moe)
+    assert not layers.experts_run(layer.moe)
     method = backend.methods.experts(layer.moe)
     assert "composed" in method.words
     x = np.random.default_rng(1).standard_normal((3, 40)).astype(np.float32)
@@ -283,4 +283,4 @@ def test_a_token_runs_through_all_layers_at_once() -> None:
 def test_both_blocks_are_fused() -> None:
     backend = cpu_backend()
     assert {MoeSpec, MlpAndMoeSpec} <= set(backend.ffns)
-    assert isinstance(backend.ffns[MlpAndMoeSpec], expert_layer.ExpertLayer)
+    assert isinstance(backend.ffns[MlpAndMoeSpec], layers.ExpertLayer)

@@ -9,8 +9,8 @@ import pytest
 from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.cpu.attention.fetch_plan import LINE, code_bytes, plan_fetches
 from localkv.kernels.cpu.attention.kernels import cache_decoder
+from localkv.kernels.cpu.attention.packed_attention import LINE, code_bytes, plan_fetches
 
 TYPES = ("f32", "f16", "q8_0", "q4_0")
 HEAD_DIMS = (64, 128, 256)

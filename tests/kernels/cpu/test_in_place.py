@@ -13,10 +13,10 @@ import pytest
 import torch
 from numba import njit
 
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.in_place import make_panel
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.layouts import LAYOUTS
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor
+from localkv.kernels.cpu.linear.panels import make_panel
 from localkv.kernels.layer_weights import Linear
 from localkv.simd.memory import address
 from support.cpu_ops import TensorProducts

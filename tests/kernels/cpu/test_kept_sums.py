@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.kept_sums import kept_sums_cpu
+from localkv.kernels.cpu.cpu_backend import kept_sums_cpu
 from localkv.kernels.kept_sums import Kept, kept_sums
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from localkv.cache.layout import SegmentSpec, Tail
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.latent_layer import is_fused
+from localkv.kernels.cpu.layers.latents import is_fused
 from support.latent_layers import LatentModel, Options, check_latents
 from support.tail_checks import segments as tail_rows
 

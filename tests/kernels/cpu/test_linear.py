@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.layouts import LAYOUTS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
-from localkv.kernels.reference.linear import moe_mlp
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.operations import moe_mlp
+from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads, use_threads

@@ -12,10 +12,10 @@ from localkv.cache.arrays import Batch
 from localkv.cache.kv_cache import KVCache, uniform_cache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, Tail, tail_segments
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.cpu.attention.job import Job, Sequence
-from localkv.kernels.cpu.attention.next_token import NOTHING, TokenAttention
+from localkv.kernels.cpu.attention.jobs import Job, Sequence
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch, Plan
+from localkv.kernels.cpu.attention.program import NOTHING, TokenAttention
 from localkv.kernels.rope import TokenRotations, rope_frequencies, rope_table
 
 SHAPE = 4, 32

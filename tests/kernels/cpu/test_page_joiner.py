@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localkv.kernels.cpu.linear import panel_arena
-from localkv.kernels.cpu.linear.page_joiner import HUGE_BYTES, PageJoiner
-from localkv.kernels.cpu.linear.panel_arena import Bytes, PanelArena
+from localkv.kernels.cpu.linear import arena as arenas
+from localkv.kernels.cpu.linear.arena import HUGE_BYTES, Bytes, PageJoiner, PanelArena
 
 
 def asks_for_huge_pages(x: Bytes) -> bool:
@@ -31,7 +30,7 @@ def test_panels_get_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this Linux has no huge pages")
     joiner = PageJoiner()
-    monkeypatch.setattr(panel_arena, "JOINER", joiner)
+    monkeypatch.setattr(arenas, "JOINER", joiner)
     arena = PanelArena()
     taken = [arena.take(n_bytes) for n_bytes in (20 << 20, 3 << 20, 3 << 20, 100)]
     wanted = [np.random.default_rng(i).integers(256, size=len(x)) for i, x in enumerate(taken)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.kernels.cpu.linear.shares import CHUNKS_PER_THREAD, LEAST_BYTES, shares
+from localkv.kernels.cpu.linear.products import CHUNKS_PER_THREAD, LEAST_BYTES, shares
 
 PANEL = 18 << 10
 """Bytes of 16 rows of 2048 values as Q4_0."""

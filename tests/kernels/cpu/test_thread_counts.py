@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from localkv.cache.layout import SegmentSpec
-from localkv.kernels.cpu import row_operations
 from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.linear import matrices, shares
+from localkv.kernels.cpu.layers import chains
+from localkv.kernels.cpu.linear import matrices, products
 from localkv.kernels.cpu.store import rotate, store_kv
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
@@ -56,9 +56,9 @@ def threads(n: int) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_attention, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(row_operations, "MANY_VALUES", 0)
+    monkeypatch.setattr(chains, "MANY_VALUES", 0)
     monkeypatch.setattr(matrices, "FEW_PARTS", 0)
-    monkeypatch.setattr(shares, "LEAST_BYTES", 1)
+    monkeypatch.setattr(products, "LEAST_BYTES", 1)
     monkeypatch.setattr(rotate, "MANY_VALUES", 0)
     monkeypatch.setattr(store_kv, "MANY_ROWS", 0)
 

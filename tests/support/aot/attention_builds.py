@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
-from localkv.kernels.gpu.attention.packed_attention import attention_constants, tiles_of
+from localkv.kernels.gpu.attention.packed_attention import TileConfig, attention_constants, tiles_of
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
 from localkv.quant_formats import FORMATS, QuantFormat
 from support.aot.aot_report import compile_kernel

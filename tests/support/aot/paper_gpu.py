@@ -27,7 +27,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Step
 from localkv.engine.recorded import DecodeLoop, Inputs
 from localkv.kernels.backend import Backend
-from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.loader.known_models import GATES, OUTPUT

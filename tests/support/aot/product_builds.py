@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localkv.arch.spec import Activation
-from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel

@@ -10,15 +10,13 @@ import torch
 from localkv.arch.spec import Activation, MlpSpec, XieluParams
 from localkv.kernels.activation import activate, softplus
 from localkv.kernels.attention import merge_segments
-from localkv.kernels.cpu.attention_layer import add_sinks
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.layer_chains import activate_source
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, RopeJob
+from localkv.kernels.cpu.layers.attention import add_sinks
+from localkv.kernels.cpu.layers.chains import activate_source
+from localkv.kernels.cpu.linear.jobs import ActivationJob, RopeJob
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
-from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.norm import norm
-from localkv.kernels.reference.rope import apply_rope
+from localkv.kernels.reference.operations import apply_rope, hadamard_transform, norm
 from localkv.kernels.rope import RopeTable
 from support.attack.random_calls import Memory, close, threads
 from support.cpu_ops import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.expert_layer import ExpertLayer
+from localkv.kernels.cpu.layers.layer import ExpertLayer
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import use_threads
 from support.guarded_memory import GuardedMemory

@@ -10,13 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.late_panels import LateTensor
-from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
+from localkv.kernels.cpu.linear.layouts import LAYOUTS, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.attack.random_calls import threads

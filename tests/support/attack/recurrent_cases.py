@@ -21,10 +21,9 @@ from localkv.cache.arrays import Batch, LayerCache, StateRows
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.cpu.layer_chains import LayerChains
+from localkv.kernels.cpu.layers.chains import LayerChains, norm_cpu
+from localkv.kernels.cpu.layers.recurrent import RecurrentLayer
 from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.cpu.recurrent_layer import RecurrentLayer
-from localkv.kernels.cpu.row_operations import norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.layer_weights import (
     DeltaNetWeights,
@@ -34,8 +33,7 @@ from localkv.kernels.layer_weights import (
     Norm,
     ShortConvWeights,
 )
-from localkv.kernels.recurrence import Recurrence
-from localkv.kernels.recurrent_mixers import recurrent_mixers
+from localkv.kernels.recurrent import Recurrence, recurrent_mixers
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.guarded_memory import GuardedMemory

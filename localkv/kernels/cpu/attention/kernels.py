@@ -12,8 +12,35 @@ from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.quant_formats import FORMATS
-from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE, HAS_VNNI
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
 from localkv.simd.lanes import LANES
+
+MAX_ROWS = 8 if HAS_AVX512 else 4
+"""Rows that decode kernels hold in registers at once."""
+
+
+def rows_per_tile(group: int) -> int:
+    """Rows in each of equal tiles, as few as can be, that hold a token's `group` rows.
+
+    Several new tokens run with the kernels of one where those for other sizes of tiles add up in
+    another order (`tile_of`).
+    """
+    return -(-group // -(-group // MAX_ROWS))
+
+
+def tile_of(n_rows: int, group: int, *, adds_alike: bool) -> int:
+    """Rows of the tiles that `n_rows` whole tiles of some tokens are cut into.
+
+    Args:
+        adds_alike: kernels for tiles of all sizes add up in one order, so the largest will do.
+    """
+    return MAX_ROWS if adds_alike and n_rows % MAX_ROWS == 0 else rows_per_tile(group)
+
+
+def whole_tiles(n_rows: int, group: int) -> int:
+    """The rows of as many tiles as `n_rows` take."""
+    tile = rows_per_tile(group)
+    return -(-n_rows // tile) * tile
 
 
 @dataclass(frozen=True)
@@ -93,7 +120,7 @@ def tiles_add_alike(type_k: str, type_v: str) -> bool:
 
 
 def runs_in_blocks(type_k: str, type_v: str) -> bool:
-    """Whether `attention/run_blocks.py` has the bits of `score` and `weigh`: values are floats
+    """Whether `attention/many.py` has the bits of `score` and `weigh`: values are floats
     without scales."""
     plain = not FORMATS[type_k].row_planes and not FORMATS[type_v].row_planes
     return plain and tiles_add_alike(type_k, type_v)

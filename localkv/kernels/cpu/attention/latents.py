@@ -13,16 +13,17 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.job import TILE_VECTORS
-from localkv.kernels.cpu.attention.latent_job import (
+from localkv.kernels.cpu.attention.jobs import TILE_VECTORS
+from localkv.kernels.cpu.attention.latent_jobs import (
     SOFTCAP,
     SOFTMAX_SCALE,
     LatentBlock,
     LatentJob,
     LatentPiece,
+    latent_scratch,
+    part_floats,
 )
-from localkv.kernels.cpu.attention.latent_sizes import latent_scratch, part_floats
-from localkv.kernels.cpu.attention.read_job import regions
+from localkv.kernels.cpu.attention.regions import regions
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.attention.softmax import (
     ONE,
@@ -50,8 +51,8 @@ from localkv.simd.memory import (
     store_f32,
     take_next,
 )
-from localkv.simd.transpose import transpose_words
-from localkv.simd.vector_tuple import (
+from localkv.simd.shuffle import transpose_words
+from localkv.simd.vector import (
     fma_grid,
     load_grid,
     load_tuple,

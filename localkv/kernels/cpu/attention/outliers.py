@@ -13,7 +13,6 @@ from numba import njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.quant_formats.nuq import PAIR
 from localkv.simd.arithmetic import fma, i32x16, zero_f32
-from localkv.simd.float_tables import gather_of_64
 from localkv.simd.integer import and_i32
 from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.lanes import LANES
@@ -27,7 +26,8 @@ from localkv.simd.memory import (
     put_f32,
     store_f32,
 )
-from localkv.simd.turned_rows import add_turned_rows, turn_rows
+from localkv.simd.shuffle import add_turned_rows, turn_rows
+from localkv.simd.tables import gather_of_64
 
 BLOCKS = 2
 

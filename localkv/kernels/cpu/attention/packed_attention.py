@@ -12,16 +12,17 @@ import threading
 import weakref
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.addresses import Floats, address
-from localkv.kernels.cpu.attention.fetch_plan import plan_fetches
-from localkv.kernels.cpu.attention.job import PLANE, TILE_ROWS, Job
+from localkv.kernels.cpu.attention.jobs import PLANE, TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
     decode_k_kernel,
@@ -29,12 +30,20 @@ from localkv.kernels.cpu.attention.kernels import (
     run,
     runs_in_blocks,
     score_kernel,
+    tile_of,
     tiles_add_alike,
     weigh_kernel,
+    whole_tiles,
 )
-from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
-from localkv.kernels.cpu.attention.row_tiles import tile_of, whole_tiles
-from localkv.kernels.cpu.attention.run_tables import RunBlocks
+from localkv.kernels.cpu.attention.plan import (
+    Decode,
+    Launch,
+    Plan,
+    RunBlocks,
+    Table,
+    make_plan,
+    table_of,
+)
 from localkv.kernels.cpu.attention.sizes import (
     MOST_CHANNELS,
     block_scratch,
@@ -42,14 +51,52 @@ from localkv.kernels.cpu.attention.sizes import (
     row_scratch,
     run_block_scratch,
 )
-from localkv.kernels.cpu.attention.splits import Decode
-from localkv.kernels.cpu.attention.tables import Table, table_of
 from localkv.quant_formats.base import QuantFormat
+from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
+
+LINE = 64
+"""Bytes of a cache line."""
+Bytes = NDArray[np.uint8]
+
+
+def code_bytes(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> int:
+    """Bytes of codes of a page and KV head."""
+    return planes[len(fmt.planes) - 1].strides[1]
+
+
+class Fetches(NamedTuple):
+    """Numbers of lines of a `Job`."""
+
+    k_ahead: int
+    v_ahead: int
+    k_early: int
+    v_early: int
+
+
+def plan_fetches(segment: Segment, head_dim: int) -> Fetches:
+    """So that the memory is busy alike during both sides' kernels, of which those of digits take
+    some two thirds of the time that floats take."""
+    decoders = [cache_decoder(fmt.name) for fmt in (segment.format_k, segment.format_v)]
+    steps_k, steps_v = (PAGE_TOKENS // LANES * head_dim // decoder.block for decoder in decoders)
+    lines_k, lines_v = (
+        -(-code_bytes(fmt, planes) // LINE)
+        for fmt, planes in ((segment.format_k, segment.k), (segment.format_v, segment.v))
+    )
+    time_k, time_v = (2 if decoder.digits else 3 for decoder in decoders)
+    # of the lines, how many more than V's are fetched in the time of K's kernel
+    more = (lines_k + lines_v) * time_k // (time_k + time_v) - lines_v
+    k_early, v_early = max(0, more) // steps_k, max(0, -more) // steps_v
+    return Fetches(
+        -(-(lines_k - k_early * steps_k) // steps_v),
+        -(-(lines_v - v_early * steps_v) // steps_k),
+        k_early,
+        v_early,
+    )
+
 
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""
-Bytes = NDArray[np.uint8]
 
 MANY_PLANS, MANY_SEGMENTS = 16, 1024
 """The most that are remembered of each."""
@@ -188,7 +235,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         sequences=decode.sequences.address,
     )
     return Launch(
-        "attention/rows",
+        "attention/decode",
         array("q", job),
         threads,
         scratch_floats=threads * scratch,
@@ -212,7 +259,7 @@ def prepare_run_blocks(runs: RunBlocks, segment: Segment, job: Job) -> Launch:
         pieces=runs.chunks.address,
         sequences=runs.sequences.address,
     )
-    return Launch("attention/run_blocks", array("q", job), threads, threads * scratch)
+    return Launch("attention/many", array("q", job), threads, threads * scratch)
 
 
 def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
@@ -227,7 +274,7 @@ def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
         v_kernel=decode_v_kernel(segment.format_v.name),
         pieces=plan.blocks.address,
     )
-    return Launch("attention/blocks", array("q", job), threads, threads * scratch)
+    return Launch("attention/prefill", array("q", job), threads, threads * scratch)
 
 
 class PackedAttention:

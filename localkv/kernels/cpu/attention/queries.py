@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from localkv.kernels.cpu.attention.job import SOFTCAP, SOFTMAX_SCALE, Job
+from localkv.kernels.cpu.attention.jobs import SOFTCAP, SOFTMAX_SCALE, Job
 from localkv.kernels.cpu.attention.softmax import ONE, ZERO, log_sum_exp, query_factor
 from localkv.simd.arithmetic import (
     absolute,

@@ -51,7 +51,7 @@ from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16
 from localkv.simd.quads import BLOCK_DIGITS, QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.quads import DIGITS as N_DIGITS
-from localkv.simd.vector_tuple import (
+from localkv.simd.vector import (
     MOST_SUMS,
     add_each,
     fma_each,

@@ -110,14 +110,14 @@ def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
 
 
 LEAST_RUN_ROWS = 24
-"""Rows of `attention/run_blocks.py` that are worth a decoded tile."""
+"""Rows of `attention/many.py` that are worth a decoded tile."""
 MOST_ROW_PARTS = (2 * LEAST_PARTS + 4) * LEAST_RUN_ROWS
 """Results of a row in a part that a thread of it keeps at most: those of so many rows with all
 parts of the longest context."""
 
 
 class RunBlockScratch(NamedTuple):
-    """Scratch memory of a thread of `attention/run_blocks.py`: where each array starts, in floats.
+    """Scratch memory of a thread of `attention/many.py`: where each array starts, in floats.
 
     Attributes:
         q: [n_rows, head_dim], the queries.
@@ -153,7 +153,7 @@ def run_block_scratch(n_rows: int, n_parts: int, head_dim: int) -> RunBlockScrat
 
 
 def most_run_block_floats(head_dim: int) -> int:
-    """Scratch memory of a thread of `attention/run_blocks.py` at most."""
+    """Scratch memory of a thread of `attention/many.py` at most."""
     others = run_block_scratch(BLOCK_ROWS, 0, head_dim).end
     return others + MOST_ROW_PARTS * (head_dim + 2)
 
@@ -191,3 +191,13 @@ def part_pages(n_pages: int, n_kv_heads: int) -> int:
 def most_parts(n_kv_heads: int) -> int:
     """Parts (of all KV heads) that are enough for any token; no launch has more for several."""
     return 2 * LEAST_PARTS + 2 * n_kv_heads
+
+
+TOGETHER = 4
+"""Tokens with long contexts whose parts fit a launch. Where there are more, layers run one by one,
+which takes Python a millisecond each."""
+
+
+def launch_parts(n_kv_heads: int) -> int:
+    """Parts (of all KV heads) of a launch for several tokens."""
+    return TOGETHER * most_parts(n_kv_heads)

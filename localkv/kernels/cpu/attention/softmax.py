@@ -25,7 +25,7 @@ from localkv.simd.arithmetic import (
     sum_lanes,
     zero_f32,
 )
-from localkv.simd.exponential import exp2, tanh
+from localkv.simd.functions import exp2, tanh
 from localkv.simd.kinds import Address, Float
 from localkv.simd.lanes import LANES
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32

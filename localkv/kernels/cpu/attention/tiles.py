@@ -16,7 +16,7 @@ from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import f32x16, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32
-from localkv.simd.vector_tuple import mul_add_all, store_tuple
+from localkv.simd.vector import mul_add_all, store_tuple
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
 facts, decode = FORMAT.cpu_layout, FORMAT.part("cpu").decode

@@ -27,7 +27,7 @@ from localkv.simd.digit_rows import zeros_i32
 from localkv.simd.kinds import Address, Addresses, Count
 from localkv.simd.memory import load_f16, load_f32, store_f32
 from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_digits
-from localkv.simd.vector_tuple import (
+from localkv.simd.vector import (
     MOST_SUMS,
     add_each,
     fma_each,

@@ -27,7 +27,7 @@ from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.lanes import LANES
 from localkv.simd.memory import get_f32, get_i32, load_f16, put_f32, put_i32, store_f32
 from localkv.simd.quads import DIGITS, ROW_DIGITS
-from localkv.simd.vector_tuple import load_tuple
+from localkv.simd.vector import load_tuple
 
 LARGEST_INTEGER = np.float32(0x7F70)
 ERROR_BOUND = 0.506 / 0x7F70

@@ -38,13 +38,13 @@ from localkv.simd.atomic import (
     atomic_exchange,
     atomic_load,
     atomic_or,
+    clock_ns,
     compare_exchange,
     futex_wait,
     futex_wake,
     pause,
     yield_cpu,
 )
-from localkv.simd.clock import clock_ns
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_i64, put_i64
 

@@ -11,32 +11,31 @@ from localkv.config import CacheConfig
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
     decode_v_source,
+    rows_per_tile,
     runs_in_blocks,
     score_source,
     weigh_source,
 )
 from localkv.kernels.cpu.attention.latent_attention import latents_source
-from localkv.kernels.cpu.attention.row_tiles import rows_per_tile
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
-from localkv.kernels.cpu.latent_layer import LATENT_STEPS
-from localkv.kernels.cpu.layer_chains import (
+from localkv.kernels.cpu.layers.chains import (
+    ACTIVATIONS,
     RESIDUALS,
     ROW_STEPS,
     activate_source,
     has_common_kernel,
 )
+from localkv.kernels.cpu.layers.latents import LATENT_STEPS
 from localkv.kernels.cpu.linear.embedding import embedding_source
-from localkv.kernels.cpu.linear.head_products import head_source
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS
+from localkv.kernels.cpu.linear.layouts import PANEL_FORMAT_NAMES
 from localkv.kernels.cpu.linear.matrices import product_sources
-from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
-from localkv.kernels.cpu.moe.expert_steps import expert_sources
-from localkv.kernels.cpu.recurrent.kernels import recurrent_sources
-from localkv.kernels.cpu.row_operations import ACTIVATIONS
+from localkv.kernels.cpu.linear.products import head_source
+from localkv.kernels.cpu.moe.experts import expert_sources
+from localkv.kernels.cpu.recurrent.steps import recurrent_sources
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
-from localkv.kernels.cpu.store.group_store import group_source
-from localkv.kernels.cpu.store.store_kv import store_source
+from localkv.kernels.cpu.store.store_kv import group_source, store_source
 from localkv.quant_formats import FORMATS
 
 
@@ -79,10 +78,10 @@ def needed_kernels(
                 generated.append(score_source(segment.type_k, n))
                 generated.append(weigh_source(segment.type_v, n))
             if runs_in_blocks(segment.type_k, segment.type_v):
-                generated.append(KernelSource("attention/run_blocks"))
+                generated.append(KernelSource("attention/many"))
     if any(not group.is_latent for group in config.groups):
-        sources.append(KernelSource("attention/blocks"))
-        generated.append(KernelSource("attention/rows"))
+        sources.append(KernelSource("attention/prefill"))
+        generated.append(KernelSource("attention/decode"))
     return _each_once(sources), _each_once(generated)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.activation_job import ActivationJob
+from localkv.kernels.cpu.linear.jobs import ActivationJob
 from localkv.simd.arithmetic import (
     add,
     div,

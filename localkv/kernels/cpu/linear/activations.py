@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob
-from localkv.kernels.cpu.linear.norm_row import centred_row, norm_row
-from localkv.kernels.cpu.linear.turn_row import turn_row
+from localkv.kernels.cpu.linear.jobs import GateJob, NormJob, RopeJob
+from localkv.kernels.cpu.linear.row_norm import centred_row, norm_row, turn_row
 from localkv.simd.arithmetic import (
     add,
     div,

@@ -10,10 +10,10 @@ from numba import cfunc
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.job import BFLOAT_BLOCK_BYTES, PART_BLOCKS, PackJob
-from localkv.kernels.cpu.linear.packing import F32X16, as_address, index_of, pointer_at, store_at
+from localkv.kernels.cpu.linear.jobs import BFLOAT_BLOCK_BYTES, PART_BLOCKS, PackJob
+from localkv.kernels.cpu.linear.panels import F32X16, as_address, index_of, pointer_at, store_at
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
-from localkv.simd.bfloat_dots import rounded_to_bfloats
+from localkv.simd.dots import rounded_to_bfloats
 from localkv.simd.kinds import (
     Address,
     Args,

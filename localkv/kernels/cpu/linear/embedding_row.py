@@ -12,10 +12,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.embedding_job import EmbeddingJob, RecordJob
-from localkv.kernels.cpu.linear.packing import F32X16, I32X16, as_address, store_at
+from localkv.kernels.cpu.linear.jobs import EmbeddingJob, RecordJob
+from localkv.kernels.cpu.linear.panels import F32X16, I32X16, as_address, lay_panel, store_at
 from localkv.kernels.cpu.linear.tiles import opaque
-from localkv.kernels.cpu.linear.units import lay_panel
 from localkv.quant_formats.shared.cpu.panel_codes import BLOCK_VECTORS, Record, panel_format
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.kinds import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.job import FillJob
-from localkv.kernels.cpu.linear.units import lay_panel
+from localkv.kernels.cpu.linear.jobs import FillJob
+from localkv.kernels.cpu.linear.panels import lay_panel
 from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import reader, take_next

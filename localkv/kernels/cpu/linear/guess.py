@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.guess_job import (
+from localkv.kernels.cpu.linear.jobs import (
     IS_OVER,
     N_EVALUATED,
     N_GUESSED,

@@ -10,13 +10,23 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.head_job import TOKENS_AT_ONCE, HeadJob
-from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, IN_PLACE_FORMATS, MAX_TILE
-from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
-from localkv.kernels.cpu.linear.read_head_job import find_piece
-from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
-from localkv.kernels.cpu.linear.row_tiles import stack_memory
+from localkv.kernels.cpu.linear.jobs import (
+    ACTIVATION_BLOCK_BYTES,
+    IN_PLACE_FORMATS,
+    MAX_TILE,
+    TOKENS_AT_ONCE,
+    HeadJob,
+)
+from localkv.kernels.cpu.linear.panels import (
+    ROWS,
+    TOTALS_BYTES,
+    make_panel,
+    multiply_rows,
+    pack_planes,
+    pack_row,
+)
+from localkv.kernels.cpu.linear.pieces import find_piece, tile_size, tile_start
+from localkv.kernels.cpu.linear.rows import stack_memory
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count

@@ -21,9 +21,9 @@ from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.job import MAX_TILE, FillJob
-from localkv.kernels.cpu.linear.late_job import N_LAID, LateJob
+from localkv.kernels.cpu.linear.arena import Bytes, PanelArena
+from localkv.kernels.cpu.linear.jobs import MAX_TILE, N_LAID, FillJob, LateJob
+from localkv.kernels.cpu.linear.layouts import LAYOUTS, MADE_BYTES, PART_BYTES
 from localkv.kernels.cpu.linear.matrices import (
     CHUNK_PANELS,
     Items,
@@ -33,8 +33,6 @@ from localkv.kernels.cpu.linear.matrices import (
     check_panels,
     panel_operands,
 )
-from localkv.kernels.cpu.linear.panel_arena import Bytes, PanelArena
-from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, PART_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.cpu.panel_layout import LANES

@@ -11,11 +11,10 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.job import MatrixJob, MultiplyJob
-from localkv.kernels.cpu.linear.late_job import LateJob
-from localkv.kernels.cpu.linear.panel_bytes import PART_BYTES
-from localkv.kernels.cpu.linear.read_job import find_chunk, put_job, read_matrix
-from localkv.kernels.cpu.linear.units import lay_panel
+from localkv.kernels.cpu.linear.jobs import LateJob, MatrixJob, MultiplyJob
+from localkv.kernels.cpu.linear.layouts import PART_BYTES
+from localkv.kernels.cpu.linear.panels import lay_panel
+from localkv.kernels.cpu.linear.pieces import find_chunk, put_job, read_matrix
 from localkv.quant_formats.shared.cpu.panel_layout import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, reader, take_next

@@ -15,8 +15,8 @@ from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.cpu.addresses import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.job import (
+from localkv.kernels.cpu.linear.arena import Bytes
+from localkv.kernels.cpu.linear.jobs import (
     ACTIVATION_BLOCK_BYTES,
     BFLOAT_BLOCK_BYTES,
     CHUNK_BYTES,
@@ -27,8 +27,7 @@ from localkv.kernels.cpu.linear.job import (
     TILE_ROWS,
     PackJob,
 )
-from localkv.kernels.cpu.linear.panel_arena import Bytes
-from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES
+from localkv.kernels.cpu.linear.layouts import LAYOUTS, MADE_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout

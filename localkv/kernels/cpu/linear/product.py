@@ -11,8 +11,7 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
-from localkv.kernels.cpu.linear.job import (
+from localkv.kernels.cpu.linear.jobs import (
     ACTIVATION_BLOCK_BYTES,
     IN_PLACE_FORMATS,
     MAX_TILE,
@@ -20,16 +19,24 @@ from localkv.kernels.cpu.linear.job import (
     MultiplyJob,
     PackJob,
 )
-from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
-from localkv.kernels.cpu.linear.pair_tiles import PAIR_FORMATS, multiply_pair
-from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix, tile_size, tile_start
-from localkv.kernels.cpu.linear.row_tiles import stack_memory
-from localkv.kernels.cpu.linear.tiles import multiply_tile
-from localkv.kernels.cpu.linear.unpacked import (
+from localkv.kernels.cpu.linear.panels import (
+    ROWS,
+    TOTALS_BYTES,
+    make_panel,
+    multiply_rows,
+    pack_planes,
+    pack_row,
+)
+from localkv.kernels.cpu.linear.pieces import find_chunk, read_matrix, tile_size, tile_start
+from localkv.kernels.cpu.linear.rows import stack_memory
+from localkv.kernels.cpu.linear.tiles import (
     GROUP_TOKENS,
+    PAIR_FORMATS,
     SUM_BYTES,
     clear_sums,
+    multiply_pair,
     multiply_record,
+    multiply_tile,
     put_unpacked_sums,
     record_memory,
     sums_memory,

@@ -2,26 +2,37 @@
 
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`shared/cpu/panel_layout.py`), and
 its products read that layout as it is: no weight is ever decoded into memory, but for codes that
-take long to read, a few at a time, in a core's cache (`linear/unpacked.py`). Where CPUs multiply
-bytes Q8_0 stays in the file (`linear/in_place.py`). F32, F16 and BF16 rows are read as in the file
+take long to read, a few at a time, in a core's cache (`linear/tiles.py`). Where CPUs multiply
+bytes Q8_0 stays in the file (`linear/panels.py`). F32, F16 and BF16 rows are read as in the file
 (`linear/rows.py`). Whatever the format, a token's result does not depend on how many tokens come
 with it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from localkv.kernels.bounds import check_array
+from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.cpu.addresses import Floats
-from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.head_products import head_products
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MatrixJob, MultiplyJob
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.arena import PanelArena
+from localkv.kernels.cpu.linear.jobs import (
+    ACTIVATION_BLOCK_BYTES,
+    IN_PLACE_FORMATS,
+    TOKENS_AT_ONCE,
+    HeadJob,
+    MatrixJob,
+    MultiplyJob,
+)
 from localkv.kernels.cpu.linear.late_panels import LatePanels, Panels
+from localkv.kernels.cpu.linear.layouts import LAYOUTS, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     KernelTensor,
@@ -33,14 +44,146 @@ from localkv.kernels.cpu.linear.matrices import (
     panel_facts,
     product_kernel,
 )
-from localkv.kernels.cpu.linear.panel_arena import PanelArena
-from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
-from localkv.kernels.cpu.linear.shares import shares
-from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import round_activations
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
+
+CHUNKS_PER_THREAD = 8
+"""How finely work is divided where there is little, so that threads end together."""
+LEAST_BYTES = 1 << 16
+"""Of weights for a thread, times the tokens. A helper costs whom it helps 1.5 us, in which memory
+gives a core about half as much; where there is less for it, it is not asked."""
+
+
+class Shares(NamedTuple):
+    """Of some items (panels or rows).
+
+    Attributes:
+        threads: that work on them.
+        chunk: items that one takes at a time.
+    """
+
+    threads: int
+    chunk: int
+
+
+def shares(n_items: int, n_bytes: int, n_tokens: int, most: int, n_threads: int) -> Shares:
+    """Shares of items of `n_bytes` together, at most `most` at a time.
+
+    Of the sizes that leave every thread enough chunks it is the one with which the last thread ends
+    first, if chunks of one size take the same time.
+    """
+    threads = max(1, min(n_threads, n_items, n_bytes * n_tokens // LEAST_BYTES))
+    threads = -(-n_items // -(-n_items // threads))  # more would not end sooner
+    largest = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
+
+    def longest(chunk: int) -> int:
+        n_whole, rest = divmod(n_items, chunk)
+        return max(-(-n_whole // threads) * chunk, n_whole // threads * chunk + rest)
+
+    sizes = range(largest, largest // 2, -1)
+    return Shares(threads, min(sizes, key=longest))
+
+
+PIECES_PER_THREAD = 4
+"""Of a head's matrix there are as many parts as this takes, so that threads end together."""
+
+
+def head_source(name: str) -> KernelSource:
+    """The kernel for matrices of a format."""
+    template = "linear/head_product" if name in LAYOUTS else "linear/row_head_product"
+    return KernelSource(template, {"FORMAT": name})
+
+
+@functools.cache
+def _worker(name: str) -> int:
+    return specialized(head_source(name))["multiply_heads"]
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of heads: float32, where each head has `n` values of each token.
+
+    Attributes:
+        where: they are.
+        head, token: values from head to head, and from token to token.
+    """
+
+    where: Where
+    head: int
+    token: int
+
+    def memory(self, n_heads: int, n_tokens: int, n: int) -> Memory:
+        """All of them, and what lies between."""
+        return Memory(self.where, 4 * ((n_heads - 1) * self.head + (n_tokens - 1) * self.token + n))
+
+
+def add_head_products(
+    chain: Chain, x: HeadRows, n_tokens: int, stack: PackedTensor, out: HeadRows
+) -> None:
+    """Products of a stack [heads, n_out, n_in], for which there is a kernel, with x."""
+    n_heads, n_out, n_in = stack.shape
+    first = stack[0]
+    assert isinstance(stack, KernelTensor)
+    assert isinstance(first, KernelTensor)
+    first.check_items()
+    data = stack.panels if isinstance(stack, PanelTensor) else stack.rows
+    if len(data) != n_heads or not data.flags.c_contiguous:
+        raise BoundsError(f"{len(data)} matrices of {n_heads} heads")
+    threads, items = n_threads(), first.items
+    more = dict[str, Item]()
+    if isinstance(stack, (PanelTensor, InPlaceTensor)):
+        facts = stack.facts
+        made = facts.panel_bytes if isinstance(stack, InPlaceTensor) else 0
+        packed = min(n_tokens, TOKENS_AT_ONCE) * facts.n_blocks * ACTIVATION_BLOCK_BYTES
+        each = -(-(made + packed) // 64) * 64
+        more = {
+            "n_records": facts.n_records,
+            "n_blocks": facts.n_blocks,
+            "panel_bytes": made,
+            "scratch": Memory(chain.take(threads * each), threads * each),
+            "scratch_bytes": each,
+        }
+    else:
+        assert isinstance(stack, RowTensor)
+    pieces = max(1, -(-threads * PIECES_PER_THREAD // n_heads)) if threads > 1 else 1
+    job = HeadJob(
+        next_piece=0,
+        n_parts=min(pieces, items.n_items),
+        n_heads=n_heads,
+        n_tokens=n_tokens,
+        n_in=n_in,
+        n_out=n_out,
+        x=x.memory(n_heads, n_tokens, n_in),
+        x_head=4 * x.head,
+        x_token=4 * x.token,
+        out=out.memory(n_heads, n_tokens, n_out),
+        out_head=4 * out.head,
+        out_token=4 * out.token,
+        data=Memory(data, data.nbytes),
+        matrix_bytes=data.nbytes // n_heads,
+        item_bytes=items.item_bytes,
+        n_items=items.n_items,
+        **more,
+    )
+    chain.add(_worker(stack.format.name), job, threads)
+
+
+def head_products(scratch: Scratch, x: Floats, stack: PackedTensor) -> Floats:
+    """x float32 [tokens, heads, n_in], a stack with a kernel -> [tokens, heads, n_out]."""
+    n_heads, n_out, n_in = stack.shape
+    if x.shape[1:] != (n_heads, n_in):
+        raise BoundsError(f"rows {list(x.shape)} for matrices {list(stack.shape)}")
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty((len(x), n_heads, n_out), np.float32)
+    chain = Chain(scratch)
+    places = HeadRows(x, n_in, n_heads * n_in), HeadRows(out, n_out, n_heads * n_out)
+    add_head_products(chain, places[0], len(x), stack, places[1])
+    chain.run()
+    return out
+
 
 LONGER = 4
 """Chunks for one token are so many times as large as for others: no cache has to keep them, and

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, ResidualJob, SplitJob
-from localkv.kernels.cpu.linear.norm_row import norm_row
+from localkv.kernels.cpu.linear.jobs import ActivationJob, ResidualJob, SplitJob
+from localkv.kernels.cpu.linear.row_norm import norm_row
 from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next

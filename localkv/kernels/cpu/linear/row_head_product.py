@@ -5,9 +5,8 @@ from __future__ import annotations
 from numba import cfunc
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.head_job import HeadJob
-from localkv.kernels.cpu.linear.job import TILE_ROWS
-from localkv.kernels.cpu.linear.read_head_job import find_piece
+from localkv.kernels.cpu.linear.jobs import TILE_ROWS, HeadJob
+from localkv.kernels.cpu.linear.pieces import find_piece
 from localkv.kernels.cpu.linear.rows import multiply_rows
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import reader, take_next

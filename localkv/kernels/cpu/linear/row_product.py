@@ -12,16 +12,22 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.job import (
+from localkv.kernels.cpu.linear.jobs import (
     BFLOAT_PAIRS,
     CHUNK_ROWS,
     MAX_TILE_TOKENS,
     TILE_ROWS,
     MultiplyJob,
 )
-from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix
-from localkv.kernels.cpu.linear.row_tiles import SUM_BYTES, add_piece, put_tile, stack_memory
-from localkv.kernels.cpu.linear.rows import multiply_rows, row_dots
+from localkv.kernels.cpu.linear.pieces import find_chunk, read_matrix
+from localkv.kernels.cpu.linear.rows import (
+    SUM_BYTES,
+    add_piece,
+    multiply_rows,
+    put_tile,
+    row_dots,
+    stack_memory,
+)
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import reader, take_next
 

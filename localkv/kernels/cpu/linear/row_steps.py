@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, MergeJob, SinkJob
+from localkv.kernels.cpu.linear.jobs import ActivationJob, MergeJob, SinkJob
 from localkv.simd.arithmetic import add, div, exp, f32x16, maximum, mul, sub
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next

@@ -1,9 +1,20 @@
 """Tiles of the CPU's products with panels: 16 rows x 1 to 8 tokens, as generated code.
 
-Where CPUs multiply bytes (`simd/byte_dots.py`) codes meet activations in 8 bits; otherwise codes
-become float32 and meet float32 activations (`linear/packing.py`). Both read a panel's codes
+Where CPUs multiply bytes (`simd/dots.py`) codes meet activations in 8 bits; otherwise codes
+become float32 and meet float32 activations (`linear/panels.py`). Both read a panel's codes
 once per tile of tokens and keep the sums in registers. A token's result does not depend on the
 other tokens of the batch: every tile adds up the same numbers in the same order.
+
+A tile of one panel loads each word of the activations for one product only, and
+loads are what it waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many
+loads of vectors. Two panels share them. Codes are read anew for every four tokens, as there are not
+registers enough to keep them. Sums are those of the tile of one panel, bit for bit.
+
+Codes that take long to read are unpacked once for many tokens. An unpacked record is a block after
+the other: eight vectors of codes, as they are multiplied, then the vectors of its scales and of its
+minima. It lies on the stack, in the first-level cache, as do the sums of `GROUP_TOKENS` tokens, 16
+floats each. Sums are the same bits as those of the tiles, which add up the same numbers in the same
+order.
 """
 
 from __future__ import annotations
@@ -14,8 +25,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
-from localkv.kernels.cpu.linear.packing import (
+from localkv.kernels.cpu.linear.jobs import ACTIVATION_BLOCK_BYTES
+from localkv.kernels.cpu.linear.panels import (
     F32X16,
     I32X16,
     SCALE,
@@ -27,6 +38,7 @@ from localkv.kernels.cpu.linear.packing import (
     index_of,
     load_at,
     pointer_at,
+    store_at,
 )
 from localkv.quant_formats.shared.cpu.panel_codes import (
     BLOCK_VECTORS,
@@ -35,10 +47,10 @@ from localkv.quant_formats.shared.cpu.panel_codes import (
     panel_format,
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
-from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
-from localkv.simd.cpu_features import HAS_BYTE_DOTS
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_DOTS, HAS_VNNI
+from localkv.simd.dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.memory import FAR_BYTES, emit_prefetch, emit_stream_prefetch
+from localkv.simd.memory import FAR_BYTES, emit_prefetch, emit_stream_prefetch, on_stack
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 
 PREFETCH_TOKENS = 8
@@ -262,3 +274,252 @@ def multiply_tile(
 
     address = types.intp
     return types.void(kind, tokens, *[address] * 8), generate
+
+
+PAIR_FORMATS = ("q4_0", "q4_1", "q5_0") if HAS_AVX512 and HAS_VNNI else ()
+"""Formats that gain. Codes are read twice, so that they must be made fast of what is stored, which
+those of K-quants are not; and there have to be registers for the sums of two panels, and
+instructions that leave the others free."""
+PREFETCH_BYTES = 8192
+"""How far ahead panels are asked for, which is memory's delay."""
+GROUP = 4
+"""Tokens whose products are in registers at once."""
+
+
+def _add_part(
+    b: Builder,
+    fmt: PanelFormat,
+    block: int,
+    half: int,
+    panels: list[Value],
+    tokens: int,
+    act: Value,
+    sums: list[Sums],
+) -> None:
+    """What has one scale: half a block, or all of it, of both panels (see `tiles.add_half`)."""
+    at, n = PackedBlock(tokens), BLOCK_VECTORS // (1 + fmt.halves)
+    for group in [range(t, t + GROUP) for t in range(0, tokens, GROUP)]:
+        records = [Record(b, fmt.layout, opaque(b, panel)) for panel in panels]
+        codes = [multiplied_codes(b, fmt, record, block) for record in records]
+        totals = dict[tuple[int, int], Value]()
+        for t in group:
+            start = constant(i32, 0)
+            if fmt.surplus:
+                where = at.fact(SECOND_START if half else START, t)
+                start = splat(b, load_at(b, act, where, i32))
+            totals |= {(i, t): start for i in range(len(panels))}
+        for j in range(half * n, half * n + n):
+            for t in group:
+                x = splat(b, load_at(b, act, at.codes(j, t), i32))
+                for i in range(len(panels)):
+                    totals[i, t] = dot_of_codes(b, fmt, totals[i, t], codes[i][j], x)
+        scales = [fmt.scale(record, block, half) for record in records]
+        for t in group:
+            d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
+            for i, scale in enumerate(scales):
+                sums[i].add_product(t, b.sitofp(totals[i, t], F32X16), b.fmul(scale, d))
+
+
+@intrinsic(prefer_literal=True)
+def multiply_pair(
+    typing: Typing,
+    kind: Kind,
+    tokens: Kind,
+    panel: Kind,
+    panel_bytes: Kind,
+    n_records: Kind,
+    activations: Kind,
+    out: Kind,
+    out_stride: Kind,
+    n_rows: Kind,
+    addend: Kind,
+    addend_stride: Kind,
+) -> Intrinsic:
+    """Two panels, one `panel_bytes` after the other, times a tile of tokens.
+
+    Args:
+        n_rows: rows of both that exist, more than those of the first.
+        tokens: a multiple of `GROUP`; for the others see `tiles.multiply_tile`.
+    """
+    fmt = panel_format(kind.literal_value)
+    n = tokens.literal_value
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        panel, size, n_records, activations, out, out_stride, n_rows = args[2:9]
+        addend, addend_stride = args[9:]
+        panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
+        sums = [Sums(b, n), Sums(b, n)]
+        for each in sums:
+            each.clear()
+        record_bytes = fmt.layout.record_bytes
+        block_bytes = ACTIVATION_BLOCK_BYTES * n
+        with cgutils.for_range(b, n_records) as loop:
+            offset = b.mul(loop.index, index_of(record_bytes))
+            first = b.gep(panel, [offset])
+            panels = [first, b.gep(first, [size])]
+            # behind its end is the other panel, which is read at the same time
+            ahead = b.add(offset, index_of(PREFETCH_BYTES))
+            jump = b.select(b.icmp_signed("<", ahead, size), index_of(0), size)
+            coming = b.gep(panel, [b.add(ahead, jump)])
+            act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
+            act = b.gep(activations, [act_offset])
+            n_lines = record_bytes // 64
+            for block in range(fmt.record_blocks):
+                lines = range(
+                    block * n_lines // fmt.record_blocks, (block + 1) * n_lines // fmt.record_blocks
+                )
+                for line in lines:
+                    where = b.gep(coming, [index_of(64 * line)])
+                    emit_prefetch(b, where)
+                    emit_prefetch(b, b.gep(where, [size]))
+                block_act = b.gep(act, [index_of(block * block_bytes)])
+                for half in range(1 + fmt.halves):
+                    _add_part(b, fmt, block, half, panels, n, block_act, sums)
+                for each, at in zip(sums, panels, strict=True):
+                    record = Record(b, fmt.layout, opaque(b, at))
+                    add_minima(b, fmt.minima(record, block), n, block_act, each)
+        nothing, row_bytes = index_of(0), index_of(4 * LANES)
+        for i, each in enumerate(sums):
+            here = out if i == 0 else b.gep(out, [row_bytes])
+            rows = index_of(LANES) if i == 0 else b.sub(n_rows, index_of(LANES))
+            plus = addend
+            if i:
+                is_none = b.icmp_signed("==", addend, nothing)
+                plus = b.select(is_none, nothing, b.add(addend, row_bytes))
+            put_sums(b, each, n, here, out_stride, rows, plus, addend_stride)
+        return context.get_dummy_value()
+
+    return types.void(kind, tokens, *[types.intp] * 9), generate
+
+
+GROUP_TOKENS = 64
+"""Tokens that meet an unpacked record, a multiple of all tiles' sizes."""
+
+SUM_BYTES = 4 * LANES
+"""Of a token's sums, and of any vector."""
+
+
+def unpacks(name: str) -> bool:
+    """Whether records of a format are unpacked for many tokens."""
+    return HAS_BYTE_DOTS and panel_format(name).is_costly
+
+
+def _block_bytes(fmt: PanelFormat) -> int:
+    n_scales = 1 + fmt.halves
+    n_minima = 0 if fmt.minimum is None else n_scales
+    return SUM_BYTES * (BLOCK_VECTORS + n_scales + n_minima)
+
+
+@intrinsic(prefer_literal=True)
+def record_memory(typing: Typing, kind: Kind) -> Intrinsic:
+    """The address of an unpacked record, on the stack of the function."""
+    fmt = panel_format(kind.literal_value)
+    n_bytes = fmt.record_blocks * _block_bytes(fmt)
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        return on_stack(b, n_bytes, SUM_BYTES)
+
+    return types.int64(kind), generate
+
+
+@intrinsic
+def sums_memory(typing: Typing) -> Intrinsic:
+    """The address of the sums of `GROUP_TOKENS` tokens, on the stack of the function."""
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        return on_stack(b, GROUP_TOKENS * SUM_BYTES, SUM_BYTES)
+
+    return types.int64(), generate
+
+
+@intrinsic(prefer_literal=True)
+def unpack_record(typing: Typing, kind: Kind, record: Kind, out: Kind) -> Intrinsic:
+    fmt = panel_format(kind.literal_value)
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        at, out = (as_address(b, x) for x in args[1:])
+        for block in range(fmt.record_blocks):
+            record = Record(b, fmt.layout, opaque(b, at))
+            vectors = multiplied_codes(b, fmt, record, block)
+            vectors += fmt.scales(record, block) + fmt.minima(record, block)
+            for i, vector in enumerate(vectors):
+                store_at(b, vector, out, block * _block_bytes(fmt) + SUM_BYTES * i)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.intp, types.intp), generate
+
+
+@intrinsic(prefer_literal=True)
+def multiply_record(
+    typing: Typing, kind: Kind, tokens: Kind, record: Kind, activations: Kind, sums: Kind
+) -> Intrinsic:
+    """Add an unpacked record times a tile of tokens to their sums."""
+    fmt = panel_format(kind.literal_value)
+    n = tokens.literal_value
+    n_scales = 1 + fmt.halves
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        record, activations, memory = (as_address(b, x) for x in args[2:])
+        sums = Sums(b, n)
+        for t in range(n):
+            b.store(load_at(b, memory, SUM_BYTES * t, F32X16), sums.slots[t])
+        with cgutils.for_range(b, index_of(fmt.record_blocks)) as loop:
+            at = b.gep(record, [b.mul(loop.index, index_of(_block_bytes(fmt)))])
+            act = b.gep(activations, [b.mul(loop.index, index_of(ACTIVATION_BLOCK_BYTES * n))])
+
+            def vector(i: int, item: Any) -> Any:
+                return load_at(b, at, SUM_BYTES * i, item)
+
+            each, last = BLOCK_VECTORS // n_scales, _block_bytes(fmt) // SUM_BYTES
+            for half in range(n_scales):
+                codes = [vector(half * each + i, I32X16) for i in range(each)]
+                scale = vector(BLOCK_VECTORS + half, F32X16)
+                add_half(b, fmt, half, codes, scale, n, act, sums)
+            minima = [vector(i, F32X16) for i in range(BLOCK_VECTORS + n_scales, last)]
+            add_minima(b, minima, n, act, sums)
+        for t in range(n):
+            store_at(b, sums[t], memory, SUM_BYTES * t)
+        return context.get_dummy_value()
+
+    return types.void(kind, tokens, *[types.intp] * 3), generate
+
+
+@intrinsic
+def clear_sums(typing: Typing, sums: Kind, tokens: Kind) -> Intrinsic:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        memory = as_address(b, args[0])
+        with cgutils.for_range(b, args[1]) as loop:
+            store_at(b, constant(f32, 0.0), memory, b.mul(loop.index, index_of(SUM_BYTES)))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@intrinsic
+def put_unpacked_sums(
+    typing: Typing,
+    sums: Kind,
+    tokens: Kind,
+    out: Kind,
+    out_stride: Kind,
+    n_rows: Kind,
+    addend: Kind,
+    addend_stride: Kind,
+) -> Intrinsic:
+    """Sums of some tokens, and what is added to them, go to `out` (see `tiles.multiply_tile`)."""
+
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
+        memory, tokens, out, out_stride, n_rows, addend, addend_stride = args
+        memory, out = as_address(b, memory), as_address(b, out)
+        with cgutils.for_range(b, tokens) as loop:
+            sums = Sums(b, 1)
+            total = load_at(b, memory, b.mul(loop.index, index_of(SUM_BYTES)), F32X16)
+            b.store(total, sums.slots[0])
+            to = b.gep(out, [b.mul(loop.index, out_stride)])
+            more = b.add(addend, b.mul(loop.index, addend_stride))
+            is_added = b.icmp_signed("!=", addend, index_of(0))
+            more = b.select(is_added, more, index_of(0))
+            put_sums(b, sums, 1, to, out_stride, n_rows, more, addend_stride)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 7), generate

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.job import (
+from localkv.kernels.cpu.linear.jobs import (
     MATRIX_ITEMS,
     MULTIPLY_ITEMS,
     PACK_ITEMS,
@@ -17,8 +17,8 @@ from localkv.kernels.cpu.linear.job import (
     MultiplyJob,
     PackJob,
 )
-from localkv.kernels.cpu.linear.read_job import put_job, read_matrix
-from localkv.kernels.cpu.moe.job import (
+from localkv.kernels.cpu.linear.pieces import put_job, read_matrix
+from localkv.kernels.cpu.moe.jobs import (
     GROUP_ITEMS,
     PLAN_ITEMS,
     STEP_ITEMS,

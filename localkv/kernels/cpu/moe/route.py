@@ -11,7 +11,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.moe.job import RouteJob, whole_lines
+from localkv.kernels.cpu.moe.jobs import RouteJob, whole_lines
 from localkv.simd.arithmetic import (
     add,
     div,
@@ -25,9 +25,8 @@ from localkv.simd.arithmetic import (
     sum_lanes,
     zero_f32,
 )
-from localkv.simd.exponential import exp2
+from localkv.simd.functions import exp2, log1p, sqrt
 from localkv.simd.kinds import Address, Count
-from localkv.simd.logarithm import log1p, sqrt
 from localkv.simd.memory import (
     get_f32,
     get_i64,

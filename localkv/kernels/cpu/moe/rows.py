@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
-from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
-from localkv.kernels.cpu.moe.job import (
+from localkv.kernels.cpu.linear.jobs import ACTIVATION_BLOCK_BYTES
+from localkv.kernels.cpu.linear.pieces import tile_size, tile_start
+from localkv.kernels.cpu.moe.jobs import (
     COMBINED,
     PACK_BYTES,
     CombineJob,
@@ -21,7 +21,7 @@ from localkv.kernels.cpu.moe.job import (
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
 from localkv.simd.arithmetic import add, div, exp, f32x16, fma, mul, sum_lanes, zero_f32
-from localkv.simd.half import rounded_to_half
+from localkv.simd.functions import rounded_to_half
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     call_address,

@@ -1,7 +1,7 @@
 """Depthwise convolutions over the last tokens of a sequence, compiled for each kernel's length.
 
 A piece is a block of channels of a sequence: it reads the rows before the batch in the sequence's
-state, and leaves those after it there. Formulas as in `kernels/causal_conv.py`.
+state, and leaves those after it there. Formulas as in `kernels/recurrent.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.recurrent.job import ConvJob, GatedConvJob
+from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob
 from localkv.simd.arithmetic import (
     add,
     div,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.norm_row import norm_row
-from localkv.kernels.cpu.recurrent.job import OutputJob
+from localkv.kernels.cpu.linear.row_norm import norm_row
+from localkv.kernels.cpu.recurrent.jobs import OutputJob
 from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, reader, store_f32, take_next

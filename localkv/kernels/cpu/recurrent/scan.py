@@ -3,7 +3,7 @@
 Both keep a matrix M for each head, and differ in what a token adds to it. A column of M depends on
 no other, so a piece is a few columns of a head of a sequence, which stay in the first cache while
 all tokens of a prompt pass; they lie together, piece after piece, [rows, 16 * VECTORS]. Formulas as
-in `kernels/recurrence.py`, `kernels/delta_net.py` and `kernels/mamba2.py`.
+in `kernels/recurrent.py`, `kernels/recurrent.py` and `kernels/recurrent.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.recurrent.job import ScanJob
+from localkv.kernels.cpu.recurrent.jobs import ScanJob
 from localkv.simd.arithmetic import f32x16, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, reader, store_f32, take_next
-from localkv.simd.vector_tuple import fma_grid, load_tuple, mul_add_all, store_tuple, zeros_f32
+from localkv.simd.vector import fma_grid, load_tuple, mul_add_all, store_tuple, zeros_f32
 
 read_scan_job = reader(ScanJob)
 

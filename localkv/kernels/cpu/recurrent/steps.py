@@ -1,23 +1,61 @@
-"""The steps of a recurrent mixer behind its products, for a chain."""
+"""The steps of a recurrent mixer after its products, for a chain, and their kernels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from localkv.cache.arrays import StateRows
 from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.layer_chains import LayerChains
-from localkv.kernels.cpu.recurrent.job import ConvJob, GatedConvJob, OutputJob, ScanJob
-from localkv.kernels.cpu.recurrent.kernels import OUTPUT, conv_source, scan_source
-from localkv.kernels.cpu.recurrent.pieces import vectors_of
+from localkv.kernels.cpu.layers.chains import LayerChains
+from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob, OutputJob, ScanJob, vectors_of
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.layer_weights import DeltaNetWeights, Mamba2Weights, ShortConvWeights
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
+
+OUTPUT = KernelSource("recurrent/output")
+
+
+def conv_source(kernel: int) -> KernelSource:
+    """Of convolutions over so many tokens."""
+    return KernelSource("recurrent/conv", {"KERNEL": kernel})
+
+
+def scan_source(spec: DeltaNetSpec | Mamba2Spec) -> KernelSource:
+    """Of a layer's memories."""
+    parameters = {"PREDICTS": isinstance(spec, DeltaNetSpec), "VECTORS": vectors_of(spec.head_dim)}
+    return KernelSource("recurrent/scan", parameters)
+
+
+def has_recurrent_kernel(spec: RecurrentSpec) -> bool:
+    """Whether its channels are whole vectors."""
+    match spec:
+        case DeltaNetSpec():
+            return spec.head_dim % LANES == 0
+        case ShortConvSpec():
+            return spec.width % LANES == 0
+    sizes = (spec.head_dim, spec.width // spec.n_groups, spec.conv_channels)
+    return not any(size % LANES for size in sizes)
+
+
+def recurrent_sources(spec: RecurrentSpec) -> Iterator[KernelSource]:
+    """All that a layer takes."""
+    if not has_recurrent_kernel(spec):
+        return
+    match spec:
+        case ShortConvSpec():
+            yield conv_source(spec.kernel)
+        case DeltaNetSpec() | Mamba2Spec():
+            yield conv_source(spec.conv_kernel)
+            yield scan_source(spec)
+            yield OUTPUT
+
 
 BLOCK = 256
 """Channels of a piece of a convolution, at most."""

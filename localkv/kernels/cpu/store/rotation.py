@@ -1,4 +1,4 @@
-"""The Hadamard transform of rows in memory, with the same sums as `hadamard.py`, bit for bit."""
+"""The Hadamard transform of rows in memory, with the sums of the reference, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,25 +1,58 @@
-"""Packing new rows of K and V into pages in the CPU's order."""
+"""Packing new rows of K and V, and complete groups of them, into pages in the CPU's order.
+
+A group is packed from f16 pages of the tail. Where K's or V's type packs several tokens together,
+both sides of a segment are packed so, and from the same rows of f16: what the pages hold then
+doesn't depend on how a text was cut into batches.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import LayerCache, Segment, SegmentBatch
-from localkv.kernels.bounds import BoundsError, check_segment, check_slots
-from localkv.kernels.cpu.addresses import Floats
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_slots
+from localkv.kernels.cpu.addresses import Floats, all_bytes
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
-from localkv.kernels.cpu.store.group_store import add_groups, new_groups, packs_groups
-from localkv.kernels.cpu.store.job import StoreJob
-from localkv.kernels.cpu.store.plane_jobs import plane_jobs
+from localkv.kernels.cpu.store.jobs import GroupJob, PlaneJob, StoreJob
 from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.shared.channel_groups import TOKENS
 from localkv.system.threads import n_threads
+
+
+def _plane_job(plane: NDArray[np.uint8] | Any, order: tuple[int, int, int]) -> PlaneJob:
+    pages = all_bytes(plane)
+    row_bytes = plane.shape[3] * plane.shape[4]
+    return PlaneJob(0, Memory(pages, pages.nbytes), row_bytes, plane.strides[0], *order)
+
+
+@functools.cache
+def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
+    """Of each plane on the side "k" or "v": the bits of an item, rows and columns
+    (`shared/cpu/page_order.py`)."""
+    found = [getattr(order, side) for order in fmt.cpu_layout.PLANES]
+    return tuple(
+        (*order, order.columns(plane.n_bytes))
+        for order, plane in zip(found, fmt.all_planes, strict=True)
+    )
+
+
+def plane_jobs(
+    fmt: QuantFormat, side: str, planes: Sequence[NDArray[np.uint8] | Any]
+) -> list[PlaneJob]:
+    """Of rows that are encoded on the way."""
+    return [
+        _plane_job(plane, order) for plane, order in zip(planes, orders(fmt, side), strict=True)
+    ]
+
 
 MANY_ROWS = 16
 """From this number on, a second thread is worth its start."""
@@ -115,3 +148,125 @@ def store_kv_cpu(
     chain = Chain(Scratch())
     add_store(chain, k, v, k.shape[0], cache, rotate=False)
     chain.run(**stored_rows(cache, batches, k.shape[0]))
+
+
+MANY_GROUP_ROWS = 4 * TOKENS
+"""From this number on, a second thread is worth its start."""
+
+
+def packs_groups(segment: Segment) -> bool:
+    """Whether rows of a segment are packed in groups, and not as they come."""
+    return (
+        not segment.is_whole
+        and max(segment.format_k.group_tokens, segment.format_v.group_tokens) > 1
+    )
+
+
+def group_source(fmt: QuantFormat, side: str) -> KernelSource:
+    """The kernel that packs groups of rows in a type."""
+    return KernelSource("store/store_groups", {"FORMAT": fmt.codec_name, "OF_V": side == "v"})
+
+
+def add_groups(
+    chain: Chain, packed: Segment, tail: Segment, name: str, n_rows: int = MANY_GROUP_ROWS
+) -> None:
+    """Pack groups of rows of a tail.
+
+    When the chain runs, it is given `new_groups`.
+
+    Args:
+        name: of the groups, and with `n_` before it of their number.
+        n_rows: about how many rows there are.
+    """
+    check_tail(packed, tail)
+    of_k = packed.format_k, packed.k, tail.k, packed.rotation_k, packed.scale_k
+    of_v = packed.format_v, packed.v, tail.v, packed.rotation_v, packed.scale_v
+    for side, fmt, planes, rows, rotation, scales, codebook in (
+        ("k", *of_k, packed.codebook_k),
+        ("v", *of_v, packed.codebook_v),
+    ):
+        _, n_kv_heads, _, n_blocks, _ = planes[0].shape
+        head_dim = n_blocks * fmt.block_size
+        if rotation and head_dim % rotation:
+            raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
+        if scales is not None:
+            check_array("scales of heads", scales, "float32", n_kv_heads)
+        bytes_per_thread = TOKENS * (5 * head_dim + fmt.row_bytes(head_dim)) + 64
+        threads = min(n_threads(), n_kv_heads) if n_rows >= MANY_GROUP_ROWS else 1
+        scratch = chain.take(threads * bytes_per_thread)
+        job = GroupJob(
+            next_head=0,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            rotation=rotation,
+            scales=0 if scales is None else Memory(scales, 4 * n_kv_heads),
+            n_groups=f"n_{name}",
+            # how many there are differs from batch to batch
+            groups=Memory(name, 0),
+            tail=Memory(rows[0], rows[0].nbytes),
+            scratch=Memory(scratch, scratch.n_bytes),
+            scratch_bytes=bytes_per_thread,
+            codebook=0 if codebook is None else Memory(codebook, codebook.nbytes),
+            n_planes=len(planes),
+        )
+        items = (*job, *itertools.chain(*plane_jobs(fmt, side, planes)))
+        chain.add(specialized(group_source(fmt, side))["worker"], items, threads)
+
+
+def check_tail(packed: Segment, tail: Segment) -> None:
+    """Both have the planes of their types, and the tail's rows are f16 as they came.
+
+    Raises:
+        BoundsError: they have not.
+    """
+    types = tail.format_k.name, tail.format_v.name
+    if types != ("f16", "f16") or tail.rotation_k or tail.rotation_v:
+        raise BoundsError(f"groups are packed from rows of {' and '.join(types)}")
+    key_dim, value_dim = tail.k[0].shape[3], tail.v[0].shape[3]
+    for segment in (packed, tail):
+        check_segment(segment, key_dim, value_dim)
+    if packed.k[0].shape[1] != tail.k[0].shape[1]:
+        raise BoundsError("tails have other KV heads")
+
+
+def new_groups(
+    packed: Segment, tail: Segment, groups: NDArray[Any] | None, name: str
+) -> dict[str, int | NDArray[Any]]:
+    """What `Chain.run` has to know of a batch's groups.
+
+    Raises:
+        BoundsError: a group isn't of these pages.
+    """
+    groups = np.zeros((0, 2), np.int64) if groups is None else groups
+    check_groups(groups, len(packed.k[0]), len(tail.k[0]))
+    return {f"n_{name}": len(groups), name: groups}
+
+
+def check_groups(groups: NDArray[Any], n_pages: int, n_tail_pages: int) -> None:
+    """Groups begin at whole groups of pages that there are; negative slots are none.
+
+    Raises:
+        BoundsError: they do not.
+    """
+    check_array("groups", groups, "int64", len(groups), 2)
+    for slot, source in groups.tolist():
+        if slot < 0:
+            continue
+        inside = slot < n_pages * PAGE_TOKENS and 0 <= source < n_tail_pages * PAGE_TOKENS
+        if not inside or slot % TOKENS or source % TOKENS:
+            raise BoundsError(
+                f"a group at {slot} from {source}, of {n_pages}, {n_tail_pages} pages"
+            )
+
+
+def store_groups_cpu(packed: Segment, tail: Segment, groups: NDArray[Any]) -> None:
+    """Pack the groups that a batch completes, once its rows are in the tail.
+
+    Args:
+        groups: int64 [n, 2], the slot of a group's first row, and that in the tail.
+    """
+    if not len(groups):
+        return
+    chain = Chain(Scratch())
+    add_groups(chain, packed, tail, "groups", len(groups) * TOKENS)
+    chain.run(**new_groups(packed, tail, groups, "groups"))

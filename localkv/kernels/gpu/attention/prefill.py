@@ -1,7 +1,7 @@
 """Attention of many new tokens per sequence: a program has a block of queries and reads all keys.
 
 The query heads of a KV head count as further rows of the block, so K and V are decoded once for
-them (see `rows.py`).
+them (see `softmax.py`).
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.kernels.gpu.attention.online_softmax import (
+from localkv.kernels.gpu.attention.softmax import (
     LOG2_E,
     LOWEST,
     dot,
     first_seen,
-    rounded_to,
-    scaled_logits,
-    sees,
-    tail_begin,
-)
-from localkv.kernels.gpu.attention.rows import (
     load_queries,
     log_sum_exp,
     page_of_tile,
     position_of,
+    rounded_to,
     row_of,
     row_of_tile,
+    scaled_logits,
+    sees,
     store_outputs,
+    tail_begin,
 )
 from localkv.kernels.gpu.pages import in_page
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.kernels.gpu.attention.online_softmax import (
+from localkv.kernels.gpu.attention.softmax import (
     LOWEST,
     dot,
-    query,
-    rounded_to,
-    scaled_logits,
-    tail_begin,
-)
-from localkv.kernels.gpu.attention.rows import (
     log_sum_exp,
     page_of_tile,
     place,
     position_of,
+    query,
+    rounded_to,
     row_of,
     row_of_tile,
+    scaled_logits,
     store_outputs,
+    tail_begin,
 )
 
 

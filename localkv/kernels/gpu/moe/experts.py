@@ -24,11 +24,11 @@ from localkv.kernels.gpu.moe.kernels import (
 )
 from localkv.kernels.gpu.moe.route import ExpertTiles, expert_tiles, route
 from localkv.kernels.gpu.products.activations import Activations, row_warps
-from localkv.kernels.gpu.products.block import hidden_rows
 from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.products import (
     activations,
+    hidden_rows,
     launch_constants,
     linear,
     planes_of,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.kernels.gpu.launch import launch
-from localkv.triton_primitives.saturate import F16_MAX, saturate
+from localkv.triton_primitives.float_bits import F16_MAX, saturate
 
 ROWS = 1
 """Of a program, when rows are packed: there are few enough, and each is long."""

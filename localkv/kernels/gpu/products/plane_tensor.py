@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.errors import ModelFileError
-from localkv.kernels.reference.torch_codec import tensor_of
+from localkv.kernels.reference.torch_arrays import tensor_of
 from localkv.quant_formats.base import split_blocks
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout

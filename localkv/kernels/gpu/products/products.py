@@ -25,7 +25,7 @@ from localkv.kernels.gpu.products.epilogues import GATED, PLAIN, activation_numb
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.plane_tensor import LEAST_COLUMNS, PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
-from localkv.kernels.layer_weights import Linear, Norm
+from localkv.kernels.layer_weights import Linear, MlpWeights, Norm
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -214,4 +214,26 @@ def gate_up(
         return out
     gate_sum, up_sum = out.sum(0).unbind(0)
     hidden: Tensor = activate(gate_sum, up_sum, MlpSpec(n_out, activation))
+    return hidden
+
+
+def why_not(spec: MlpSpec) -> str:
+    """What a block has that no kernel does, in words; empty if there is nothing."""
+    if spec.activation not in (GATED if spec.gated else PLAIN):
+        return f"{spec.activation} {'with' if spec.gated else 'without'} a gate"
+    return ""
+
+
+def hidden_rows(source: Tensor, by: Norm | None, weights: MlpWeights, spec: MlpSpec) -> Tensor:
+    """What a dense block's last matrix reads: two launches, unless few of the gate's values are
+    kept, which torch does."""
+    if weights.ffn_gate is None:
+        h = normed(source, by, (weights.ffn_up,))
+        return linears(h, (weights.ffn_up,), block=spec)[0]
+    pair = (weights.ffn_gate, weights.ffn_up)
+    h = normed(source, by, pair)
+    if not spec.sparsity:
+        return gate_up(h, *pair, spec.activation)
+    gate, up = linears(h, pair)
+    hidden: Tensor = activate(gate, up, spec)
     return hidden

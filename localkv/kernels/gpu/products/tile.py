@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.saturate import F16_MAX, saturate
+from localkv.triton_primitives.float_bits import F16_MAX, saturate
 
 
 @triton.jit

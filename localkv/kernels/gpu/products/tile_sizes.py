@@ -12,7 +12,7 @@ from functools import cache
 import torch
 import triton
 
-from localkv.kernels.gpu.gpu_info import GpuInfo, gpu_info
+from localkv.kernels.gpu.device import GpuInfo, gpu_info
 
 INTERPRETER = GpuInfo(arch=80, n_processors=1, ptx=False, name="Triton's interpreter")
 """Triton's interpreter, on tensors of a CPU."""

@@ -14,8 +14,7 @@ from numba import njit
 from localkv.simd.arithmetic import i32x16, select_i32
 from localkv.simd.integer import add_i32, and_i32, shift_left, shift_right
 from localkv.simd.memory import get_u8, load_mask, load_nibbles, put_u8
-from localkv.simd.quad_bits import or_bits
-from localkv.simd.quads import load_quads_of_nibbles
+from localkv.simd.quads import load_quads_of_nibbles, or_bits
 
 LOW, SHIFT = np.int32(3), np.int32(2)
 LOW_OF_BYTES, TWICE_LOW_OF_BYTES = np.int32(0x03030303), np.int32(0x06060606)

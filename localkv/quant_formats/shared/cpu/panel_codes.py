@@ -115,7 +115,7 @@ class PanelFormat:
         columns: the columns of the codes of a block where it is not as above: vector j holds
             columns[4 j] to columns[4 j + 3]. Halves stay together.
         is_costly: reading codes takes as long as multiplying them with some tokens, so that for
-            many tokens they are read only once (`linear/unpacked.py`).
+            many tokens they are read only once (`linear/tiles.py`).
     """
 
     layout: PanelLayout

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from localkv.quant_formats.shared.gpu.weight_layout import words
 from localkv.quant_formats.shared.grids import Grid
-from localkv.triton_primitives.points import unpack_shifted_points, unpack_signed_points
+from localkv.triton_primitives.unpack import unpack_shifted_points, unpack_signed_points
 
 
 def grid_table(grid: Grid, factor: int = 1, offset: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from localkv.quant_formats.shared.gpu.rows import as_i32, load_rows, two_halves
-from localkv.triton_primitives.low_bits import unpack_three_bits, unpack_two_bits
+from localkv.triton_primitives.unpack import unpack_three_bits, unpack_two_bits
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from localkv.quant_formats.shared.rounding import F16_LIMIT as LIMIT
-from localkv.triton_primitives.saturate import F16_MAX, largest_scale, saturate
+from localkv.triton_primitives.float_bits import F16_MAX, largest_scale, saturate
 from localkv.triton_primitives.unpack import unpack_five_bits
 
 

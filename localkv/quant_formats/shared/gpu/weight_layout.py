@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.quant_formats.base import QuantFormat
-from localkv.triton_primitives.bit_fields import unpack_bit_field
+from localkv.triton_primitives.unpack import unpack_bit_field
 
 RUN = tl.constexpr(16)
 """Bytes of a load of codes."""

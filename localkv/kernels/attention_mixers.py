@@ -1,0 +1,238 @@
+"""Attention as a layer's mixer, from primitives: of grouped queries, and over latents.
+
+Grouped queries take projections, norms, RoPE and the store. Latents are DeepSeek-V2's
+(arXiv:2405.04434, section 2.1).
+
+A token's row in the cache is one latent for all heads, which is both what keys are made of and
+what values are, and one rotated part of a key. Matrices that make a head's key and value of the
+latent are multiplied into q and into the output instead ("absorbed"):
+
+    q' = k_b[h] q      logit = s (q' . latent + q_rotated . rotated)      out = v_b[h] sum p latent
+
+so attention runs on rows as they are stored, whatever the number of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from localkv.arch.spec import AttentionParams, AttentionSpec, LatentAttentionSpec, LayerSpec
+from localkv.cache.arrays import Array, Batch, LayerCache, Segment, SegmentBatch
+from localkv.kernels.activation import sigmoid
+from localkv.kernels.attention import (
+    Merge,
+    Rotate,
+    attention,
+    merge_segments,
+    pack_groups,
+    store_rotated,
+)
+from localkv.kernels.backend import TokenInputs
+from localkv.kernels.layer_weights import (
+    AttentionWeights,
+    LatentAttentionWeights,
+    LayerWeights,
+    Norm,
+)
+from localkv.kernels.namespace import namespace
+from localkv.kernels.primitives import Primitives
+
+Attend = Callable[
+    [Primitives, Array, LayerCache, Batch, AttentionSpec, AttentionWeights, TokenInputs], Array
+]
+"""(primitives, q, cache, batch, attention, its weights, inputs) -> [tokens, n_heads, channels]."""
+
+
+def attend_after_rope(
+    p: Primitives,
+    q: Array,
+    cache: LayerCache,
+    batch: Batch,
+    attn: AttentionSpec,
+    weights: AttentionWeights,
+    inputs: TokenInputs,
+) -> Array:
+    """K is in the cache as q meets it."""
+    return attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
+
+
+def grouped_attention(
+    p: Primitives,
+    x: Array,
+    layer: LayerWeights,
+    spec: LayerSpec,
+    inputs: TokenInputs,
+    cache: LayerCache,
+    batch: Batch,
+    *,
+    attend: Attend = attend_after_rope,
+    stores_turned: bool = True,
+) -> Array:
+    """As `Backend.mixers` has it.
+
+    Args:
+        stores_turned: K is stored after RoPE, or else before it, as `attend` expects it.
+    """
+    weights, attn = layer.attention, spec.attention
+    h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
+    q, gate = _queries(p, h, weights, attn, inputs)
+    if attn.kv_from is None:
+        k, v = _key_and_value(p, h, weights, attn)
+        of_k = inputs if stores_turned else replace(inputs, rope=None)
+        k = _turned(p, k, weights.attn_k_norm, attn, of_k)
+        store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
+        pack_groups(p.pack_groups, cache, cache.rows_of(batch))
+    out = attend(p, q, cache, batch, attn, weights, inputs)
+    out = out.reshape(len(out), -1)
+    return out if gate is None else out * sigmoid(gate)
+
+
+def _queries(
+    p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec, inputs: TokenInputs
+) -> tuple[Array, Array | None]:
+    """q of new tokens [tokens, n_heads, channels], and the gate of their outputs, if there is
+    one."""
+    q, gate = p.linear(h, weights.attn_q), None
+    if attn.gated:
+        both = q.reshape(-1, attn.n_heads, 2, attn.key_dim)
+        q, gate = both[:, :, 0], both[:, :, 1].reshape(-1, attn.width)
+    q = _turned(p, q.reshape(-1, attn.n_heads, attn.key_dim), weights.attn_q_norm, attn, inputs)
+    return q if inputs.q_scale is None else q * inputs.q_scale[:, None, None], gate
+
+
+def _key_and_value(
+    p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec
+) -> tuple[Array, Array]:
+    """K, neither normed nor rotated, and V of new tokens: [tokens, n_kv_heads, channels]."""
+    assert weights.attn_k is not None
+    k = p.linear(h, weights.attn_k).reshape(-1, attn.n_kv_heads, attn.key_dim)
+    v = k
+    if not attn.value_from_key:
+        assert weights.attn_v is not None
+        v = p.linear(h, weights.attn_v).reshape(-1, attn.n_kv_heads, attn.value_dim)
+    if weights.v_norm is not None:
+        v = norm_heads(p.norm, v, weights.v_norm)
+    return k, v
+
+
+def _turned(
+    p: Primitives, x: Array, norm: Norm | None, attn: AttentionSpec, inputs: TokenInputs
+) -> Array:
+    """q or k [tokens, heads, channels], normed and rotated as the layer says."""
+    if norm is not None and not attn.norms_after_rope:
+        x = norm_heads(p.norm, x, norm)
+    if inputs.rope is not None:
+        x = p.apply_rope(x, inputs.rope)
+    if norm is not None and attn.norms_after_rope:
+        x = norm_heads(p.norm, x, norm)
+    return x
+
+
+def norm_heads(run: Callable[[Array, Norm], Array], x: Array, norm: Norm) -> Array:
+    """Norm of q or k [tokens, heads, channels] over what its span says; `run` norms rows."""
+    match norm.spec.span:
+        case "head":
+            return run(x, norm)
+        case "row":
+            return run(x.reshape(len(x), -1), norm).reshape(x.shape)
+    xp = namespace(x)
+    return run(x, Norm(norm.spec, xp.ones_like(norm.weight[0]))) * norm.weight
+
+
+SegmentLatents = Callable[
+    [Array, Array, Segment, SegmentBatch, Batch, AttentionParams], tuple[Array, Array]
+]
+"""(q' [tokens, n_heads, latent_dim], q_rotated [tokens, n_heads, rope_dim], segment, its batch,
+batch, params) -> sums of latents [tokens, n_heads, latent_dim] and log-sum-exp [tokens, n_heads].
+K's planes hold the latents, V's the rotated parts. Of a token that sees no row of the segment they
+are 0 and minus infinity."""
+
+
+def latent_attention(
+    p: Primitives,
+    x: Array,
+    layer: LayerWeights,
+    spec: LayerSpec,
+    inputs: TokenInputs,
+    cache: LayerCache,
+    batch: Batch,
+) -> Array:
+    """As `Backend.mixers` has it."""
+    weights, attn = layer.mixer, spec.mixer
+    assert isinstance(weights, LatentAttentionWeights)
+    assert isinstance(attn, LatentAttentionSpec)
+    h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
+    store_latents(p, h, weights, attn, inputs, cache, batch)
+    plain, rotated = queries(p, h, weights, attn, inputs)
+    absorbed = p.head_products(plain, weights.attn_k_b)
+    out = attend(p.latents, absorbed, rotated, cache, batch, attn.params, rotate=p.rotate)
+    return p.head_products(out, weights.attn_v_b).reshape(len(x), -1)
+
+
+def queries(
+    p: Primitives,
+    h: Array,
+    weights: LatentAttentionWeights,
+    attn: LatentAttentionSpec,
+    inputs: TokenInputs,
+) -> tuple[Array, Array]:
+    """Each head's part without RoPE [tokens, n_heads, nope_dim], and its rotated part."""
+    if weights.attn_q_a is not None:
+        assert weights.attn_q_a_norm is not None
+        h = p.norm(p.linear(h, weights.attn_q_a), weights.attn_q_a_norm)
+    q = p.linear(h, weights.attn_q).reshape(-1, attn.n_heads, attn.nope_dim + attn.rope_dim)
+    if inputs.q_scale is not None:
+        q = q * inputs.q_scale[:, None, None]
+    plain, rotated = q[..., : attn.nope_dim], q[..., attn.nope_dim :]
+    return plain, rotated if inputs.rope is None else p.apply_rope(rotated, inputs.rope)
+
+
+def store_latents(
+    p: Primitives,
+    h: Array,
+    weights: LatentAttentionWeights,
+    attn: LatentAttentionSpec,
+    inputs: TokenInputs,
+    cache: LayerCache,
+    batch: Batch,
+) -> None:
+    """Put the tokens' latents, normed, and the rotated parts of their keys in the cache."""
+    row = p.linear(h, weights.attn_kv_a_mqa)
+    latent, rotated = row[:, : attn.latent_dim], row[:, None, attn.latent_dim :]
+    latent = p.norm(latent, weights.attn_kv_a_norm)[:, None]
+    if inputs.rope is not None:
+        rotated = p.apply_rope(rotated, inputs.rope)
+    store_rotated(p.store_kv, p.rotate, latent, rotated, cache, cache.rows_of(batch))
+    pack_groups(p.pack_groups, cache, cache.rows_of(batch))
+
+
+def attend(
+    run: SegmentLatents,
+    q: Array,
+    q_rotated: Array,
+    cache: LayerCache,
+    batch: Batch,
+    params: AttentionParams,
+    *,
+    rotate: Rotate,
+    merge: Merge = merge_segments,
+) -> Array:
+    """Sums of latents over all segments: [tokens, n_heads, latent_dim].
+
+    The Hadamard matrix of a segment's latents meets q' before and the output after; that of the
+    other part is its own, so that neither spreads into the other. Scales are applied alike.
+    """
+    parts = []
+    for segment, seg_batch in zip(cache.segments, cache.rows_of(batch), strict=True):
+        q_latent = rotate(q, segment.rotation_k)
+        q_other = rotate(q_rotated, segment.rotation_v)
+        if segment.scale_k is not None:
+            q_latent = q_latent * segment.scale_k
+        if segment.scale_v is not None:
+            q_other = q_other * segment.scale_v
+        out, lse = run(q_latent, q_other, segment, seg_batch, batch, params)
+        if segment.scale_k is not None:
+            out = out * segment.scale_k
+        parts.append((rotate(out, segment.rotation_k), lse))
+    return merge(parts, None)

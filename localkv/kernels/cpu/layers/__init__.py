@@ -1,0 +1,1 @@
+"""A layer, or a whole token, as one chain of workers."""
