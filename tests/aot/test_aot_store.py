@@ -96,6 +96,24 @@ def test_store(arch: int, name: str) -> None:
     )
 
 
+def test_store_without_queries() -> None:
+    """A cache with several segments stores the queries' turn with the last one only."""
+    check(
+        store_kernel,
+        90,
+        "q8_0",
+        ROWS,
+        **of_cache("q8_0", 128, 128),
+        **{**QUERY, "N_HEADS": 0},
+        **NORMS,
+        NORM_K="",
+        **dict.fromkeys(("q_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr", "q_scale_ptr")),
+        ROTATION_K=128,
+        ROTATION_V=64,
+        PAGE_BYTES=0,
+    )
+
+
 REPACKED = [
     fmt.name
     for fmt in FORMATS.values()

@@ -241,12 +241,14 @@ def store_kernel(
     """
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
-    if head < N_HEADS:
-        turn_query(
-            q_ptr, q_norm_ptr, cos_ptr, sin_ptr, q_scale_ptr, q_out_ptr, i, head, n_tokens, eps,
-            N_HEADS, HEAD_DIM, WIDTH, Q_STRIDE, NORM_Q, CENTRED, PER_HEAD, ROPE_DIMS, INTERLEAVED,
-        )  # fmt: skip
-    else:
+    if N_HEADS > 0:  # else there is no q, and code for its heads would not compile
+        if head < N_HEADS:
+            turn_query(
+                q_ptr, q_norm_ptr, cos_ptr, sin_ptr, q_scale_ptr, q_out_ptr, i, head, n_tokens, eps,
+                N_HEADS, HEAD_DIM, WIDTH, Q_STRIDE, NORM_Q, CENTRED, PER_HEAD, ROPE_DIMS,
+                INTERLEAVED,
+            )  # fmt: skip
+    if head >= N_HEADS:
         valid = i < n_stored
         token = tl.load(tokens_ptr + i, mask=valid, other=0)
         slot = tl.load(slots_ptr + i, mask=valid, other=0)
