@@ -54,8 +54,8 @@ class TileSizes:
 
 def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> TileSizes:
     """For one token: each thread loads a run of codes of some rows at a time."""
-    values = max(unit, min(2048 if unit > 64 else 1024, int(triton.next_power_of_2(n_in))))
-    rows = 16 if unit > 8 else 8
+    values = max(unit, min(2048 if unit > 8 else 1024, int(triton.next_power_of_2(n_in))))
+    rows = 8
     while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
     values = max(values, 32 // rows * unit)  # a unit for each thread of a warp

@@ -28,6 +28,14 @@ from localkv.triton_primitives.unpack import unpack_bit_field
 
 RUN = tl.constexpr(16)
 """Bytes of a load of codes."""
+ALONG_ROW = tl.constexpr(2)
+"""What loads of runs claim of their units: that two follow each other without a gap.
+
+Triton lays the lanes of a warp along the dimension in which most addresses follow each other, and
+without the claim those are a run and then the rows. Each lane would have another row, so a warp
+would touch many, and activations, which all rows share, would be loaded again for each. The width
+of a load is that of the run, whose addresses do follow each other.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ def load_runs(plane, row, per_row, at, ok, EVEN: tl.constexpr):
     """uint8 [rows, units, 16]: runs `at` [units] of each row; those that aren't `ok` are 0."""
     run = row[:, None] * per_row + at[None, :]
     pointers = plane + run[:, :, None] * RUN + tl.arange(0, RUN)[None, None, :]
+    pointers = tl.max_contiguous(pointers, (1, ALONG_ROW, RUN))
     if EVEN:
         return tl.load(pointers)
     else:
@@ -108,6 +117,7 @@ def load_floats(
     at = first // RUN + tl.arange(0, VALUES // RUN)
     run = row[:, None] * (n_values // RUN) + at[None, :]
     pointers = plane + run[:, :, None] * RUN + tl.arange(0, RUN)[None, None, :]
+    pointers = tl.max_contiguous(pointers, (1, ALONG_ROW, RUN))
     if EVEN:
         return tl.load(pointers)
     else:
