@@ -1,4 +1,4 @@
-"""The memory of the GPU backend: its weights are copies, and no product decodes any."""
+"""The memory of the GPU backend: its weights are copies, and products of prompts decode one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix
 from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
+from localkv.kernels.gpu.products.sizes import DECODED_BYTES, MANY_TOKENS
 from localkv.quant_formats.base import QuantFormat
+
+WORKSPACE_BYTES = 32 << 20
+"""cuBLAS takes as much on a Hopper GPU when torch calls it (`CUBLAS_WORKSPACE_CONFIG`)."""
 
 
 def is_of_host() -> bool:
@@ -24,7 +28,14 @@ def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) 
 def product_bytes(
     matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
 ) -> float:
-    return 0
+    """A decoded matrix, the sums of two, and what cuBLAS takes for itself."""
+    if n_tokens < MANY_TOKENS:
+        return 0
+    most = 0
+    for matrix in matrices:
+        rows = min(matrix.n_out, DECODED_BYTES // (2 * matrix.n_in))
+        most = max(most, rows * (2 * matrix.n_in + 2 * FLOAT * n_tokens))
+    return most + WORKSPACE_BYTES
 
 
 def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:

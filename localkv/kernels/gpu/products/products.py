@@ -21,6 +21,7 @@ from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
 from localkv.kernels.gpu.norm import norm, norm_packed
 from localkv.kernels.gpu.products.activations import Activations, pack_rows
+from localkv.kernels.gpu.products.decoded import decoded_product, decodes
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN, activation_numbers
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.plane_tensor import LEAST_COLUMNS, PlaneTensor
@@ -126,6 +127,18 @@ def linears(
     check_products(packed.values, weights, layers, residual)
     n_tokens, n_in = packed.values.shape
     n_out = [weight.shape[0] for weight in weights]
+    if decodes(n_tokens, weights):
+        return tuple(
+            decoded_product(
+                packed,
+                (weight,),
+                (layer.bias,),
+                residual=residual,
+                activation=PLAIN[block.activation] if block else None,
+                numbers=activation_numbers(block) if block else (),
+            )
+            for weight, layer in zip(weights, layers, strict=True)
+        )
     sizes = sizes_for(n_tokens, sum(n_out), weights)
     out = packed.values.new_empty(sizes.n_splits, n_tokens * sum(n_out), dtype=torch.float32)
     matrices: dict[str, Any] = {}
@@ -182,6 +195,8 @@ def gate_up(
     n_out = weights[0].shape[0]
     if weights[1].shape[0] != n_out:
         raise BoundsError(f"{n_out} rows of gate and {weights[1].shape[0]} of up")
+    if decodes(n_tokens, weights):
+        return decoded_product(packed, weights, (gate.bias, up.bias), gated=GATED[activation])
     sizes = sizes_for(n_tokens, n_out, weights)
     shape = (n_tokens, n_out) if sizes.n_splits == 1 else (sizes.n_splits, 2, n_tokens, n_out)
     out = packed.values.new_empty(shape, dtype=torch.float32)

@@ -55,6 +55,19 @@ def scaled_codes(part):
 
 
 @triton.jit
+def half_values(part, w_scale):
+    """fp16 [rows, units, run]: the values of a part of a tile, times `w_scale`."""
+    w = part[0]
+    if len(part) > 1:
+        w = w * (part[1] * w_scale).to(tl.float16)[:, :, None]
+    elif w.dtype == tl.float32:
+        w = (w * w_scale).to(tl.float16)
+    if len(part) > 2:
+        w += (part[2] * w_scale).to(tl.float16)[:, :, None]
+    return w
+
+
+@triton.jit
 def add_run(total, x):
     """fp32 [rows, units] `total` and the values of x [rows, units, run], one after another.
 
@@ -145,15 +158,8 @@ def product_with_tokens(
                 w = tl.reshape(w, (ROWS, VALUES // len(parts)))
                 total = tl.dot(w, x, total, input_precision="ieee")
             else:
-                w = part[0]
-                if len(part) > 1:
-                    w = w * (part[1] * w_scale).to(tl.float16)[:, :, None]
-                elif w.dtype == tl.float32:
-                    w = (w * w_scale).to(tl.float16)
-                if len(part) > 2:
-                    w += (part[2] * w_scale).to(tl.float16)[:, :, None]
-                w = tl.reshape(fence(w, FENCE), (ROWS, VALUES // len(parts)))
-                total = tl.dot(w, x, total)
+                w = fence(half_values(part, w_scale), FENCE)
+                total = tl.dot(tl.reshape(w, (ROWS, VALUES // len(parts))), x, total)
     return total
 
 

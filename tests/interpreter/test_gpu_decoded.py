@@ -1,0 +1,49 @@
+"""Products with many tokens, whose matrices are decoded first, against the packed products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localkv.arch.spec import MlpSpec
+from localkv.kernels.gpu.products import decoded, products
+from localkv.kernels.layer_weights import Linear
+from support.gpu_products import prepared
+
+ROWS, COLUMNS, TOKENS = 272, 512, 20
+
+
+@pytest.fixture(params=[ROWS, 100], ids=["whole", "in parts"])
+def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of any number of tokens are decoded, of as many rows at a time as the parameter."""
+    monkeypatch.setattr(decoded, "DECODED_BYTES", 2 * COLUMNS * request.param)
+
+
+@pytest.mark.usefixtures("rows_at_a_time")
+@pytest.mark.parametrize("name", ["f16", "bf16", "q4_0", "q8_0", "q5_1", "q4_K", "q6_K", "iq2_xxs"])
+def test_the_packed_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, COLUMNS, generator=generator)
+    residual = torch.randn(TOKENS, ROWS, generator=generator)
+    bias = torch.randn(ROWS, generator=generator)
+    one = Linear(prepared(name, ROWS, COLUMNS), bias)
+    other = Linear(prepared(name, ROWS, COLUMNS, seed=3))
+    block = MlpSpec(ROWS, "gelu", gated=False)
+
+    def made(many_tokens: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(decoded, "MANY_TOKENS", many_tokens)
+        return [
+            *products.linears(x, (one,), residual),
+            *products.linears(x, (one,), block=block),
+            *products.linears(x, (one, other)),
+            products.gate_up(x, one, other, "silu"),
+        ]
+
+    for got, want in zip(made(TOKENS), made(TOKENS + 1), strict=True):
+        assert float((got - want).norm() / want.norm()) < 1e-6
+
+
+def test_float32_is_never_rounded() -> None:
+    weight = prepared("f32", 16, 64)
+    assert not decoded.decodes(decoded.MANY_TOKENS, [weight])
+    assert decoded.decodes(decoded.MANY_TOKENS, [prepared("q4_0", 16, 64)])
