@@ -3,7 +3,8 @@
 Sizes of tiles follow from compiled code: no spilled register, shared memory that every GPU of the
 generation has, few instructions per key. Products in three parts of rows with 512 channels spill,
 whatever the tiles. So does decoding for 128 queries, or 64 with 256 channels, where K and V are
-fp16. None of them has been timed.
+fp16. Timed were those of heads with 128 channels, on an H100 and an H200
+(`benchmarks/gpu_tiles.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class TileConfig:
 PRODUCTS = ("fp16", "tf32", "tf32x3")
 """How tiles are multiplied (see `shared/gpu/`), by the room that it takes."""
 
+QUICK_CODES = ("q4_0", "q8_0")
+"""Types whose large tiles were faster on an H100 and an H200. q5_1's were slower."""
+
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""
 BLACKWELL = 12
@@ -90,7 +94,13 @@ LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
 
 
 def decode_config(
-    arch: int, width: int, product: str, queries: int, *, halves: bool = False
+    arch: int,
+    width: int,
+    product: str,
+    queries: int,
+    *,
+    halves: bool = False,
+    quick_codes: bool = False,
 ) -> TileConfig:
     """For `attention_decode`.
 
@@ -100,10 +110,13 @@ def decode_config(
         product: of `PRODUCTS`, the later of K's and V's.
         queries: rows of Q, as a power of two.
         halves: K and V are fp16, of which tiles are copied to shared memory as they are.
+        quick_codes: K and V are of `QUICK_CODES`.
     """
     if halves and (width, queries) == (128, 64) and arch // 10 in (8, BLACKWELL):
         return TileConfig(queries, 32, 4, 2 if arch // 10 == 8 else 1)
     keys = DECODE_KEYS[product][width]
+    if arch == 90 and (width, queries) == (128, 8) and quick_codes:
+        return TileConfig(queries, 128, 4, 1)
     if arch // 10 == SERVER_BLACKWELL:
         # fewer than its matrix unit takes, which is made for large products
         keys = min(keys, 64 if queries <= 8 else 32)
@@ -139,7 +152,7 @@ MOST_QUERIES = 128
 """Rows (new token, query head of a KV head) of a sequence that one program of decoding takes."""
 MOST_WIDE_QUERIES = {"fp16": 32, "tf32": 32, "tf32x3": 8}
 """The same of rows with more than 256 channels, by product."""
-PROGRAMS_PER_PROCESSOR = 2
+PROGRAMS_PER_PROCESSOR = 4
 
 
 def padded(head_dim: int) -> int:
@@ -235,8 +248,15 @@ def tiles_of(
         mixed = format_k.name == "f16" != format_v.name
         return prefill_config(arch, width, product, halves_and_codes=mixed)
     queries: int = triton.next_power_of_2(few_tokens * group)
-    halves = format_k.name == format_v.name == "f16"
-    return decode_config(arch, width, product, max(LEAST_QUERIES, queries), halves=halves)
+    names = {format_k.name, format_v.name}
+    return decode_config(
+        arch,
+        width,
+        product,
+        max(LEAST_QUERIES, queries),
+        halves=names == {"f16"},
+        quick_codes=names <= set(QUICK_CODES),
+    )
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
