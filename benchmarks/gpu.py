@@ -10,7 +10,9 @@ left out, and said to be, and what was measured until then is kept.
 `--dry-run` walks through the stages without a GPU, in Triton's interpreter and tiny sizes; its
 times mean nothing, and it writes only where `--out` says.
 
+    compile  the kernels of the next stages, in as many processes as there are cores
     tests    the tests marked `gpu`
+    text     what the small model in models/ writes, beside what it writes on the CPU
     copy     bandwidth of a copy in memory, which the other stages are compared with
     decode   attention of one new token, by pair of cache types and context
     linear   products with packed weights, one token and many
@@ -36,19 +38,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from localkv.cache.kv_cache import uniform_cache
 
 ROOT = Path(__file__).parents[1]
 PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "q8_0/q4_0", "fp8_e4m3", "q5_1")
 WEIGHTS = (
     "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q4_K", "q5_K", "q6_K",
 )  # fmt: skip
-STAGES = ("tests", "copy", "decode", "linear", "prefill", "model", "peer")
+STAGES = ("compile", "tests", "text", "copy", "decode", "linear", "prefill", "model", "peer")
+COMPILED = ("decode", "linear", "prefill")
+"""Stages whose kernels can be compiled ahead of them, each in one of several processes."""
 PEER_PAIRS = ("f16", "q8_0", "q4_0")
 """llama.cpp's default build has GPU kernels for pairs of one type only."""
 
@@ -73,6 +76,7 @@ class Sizes:
     model_weights: tuple[str, ...] = ("q4_0", "q8_0", "q4_K")
     model_pairs: tuple[str, ...] = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "fp8_e4m3")
     n_decode: int = 128
+    n_batch: int = 2048
     repeats: int = 20
     pairs: tuple[str, ...] = PAIRS
     weights: tuple[str, ...] = WEIGHTS
@@ -133,6 +137,8 @@ class Run:
         bandwidth: bytes per second of a copy, read and written, once it is measured.
         rows: results: the stage, and whatever it measured.
         peer: llama-bench and a model for it, or None.
+        part: (i, n): only measurements i, i + n, i + 2n... are made, once, so that their kernels
+            are compiled.
     """
 
     device: str
@@ -142,6 +148,13 @@ class Run:
     bandwidth: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     peer: tuple[str, str] | None = None
+    part: tuple[int, int] | None = None
+    n_measured: int = 0
+
+    def is_others(self) -> bool:
+        """Whether the next measurement is another process's part."""
+        self.n_measured += 1
+        return self.part is not None and self.n_measured % self.part[1] != self.part[0]
 
     def add(self, stage: str, **values: Any) -> None:
         self.rows.append({"stage": stage, **values})
@@ -173,10 +186,12 @@ def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
     import torch
 
     run.seconds_left()
+    if run.is_others():
+        return 1.0
     started = time.perf_counter()
-    for call in calls:
+    for call in calls[:1] if run.part else calls:
         call()
-    if run.device == "cpu":
+    if run.device == "cpu" or run.part:
         return (time.perf_counter() - started) / len(calls)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -249,6 +264,26 @@ def finished(
         raise OutOfTimeError(f"stopped: {run.limit / 60:g} minutes are over") from late
 
 
+def stage_compile(run: Run) -> None:
+    """Fill Triton's cache of compiled kernels: several processes make a part of the calls each."""
+    n_parts = min(16, os.cpu_count() or 1)
+    command = [sys.executable, __file__, "--stages", *COMPILED, "--of", str(n_parts), "--part"]
+    if run.device == "cpu":
+        command.insert(2, "--dry-run")
+
+    def compile_part(i: int) -> str:
+        done = finished(run, [*command, str(i)], ROOT)
+        return done.stderr.strip()[-2000:] if done.returncode else ""
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(n_parts) as pool:
+        failures = [text for text in pool.map(compile_part, range(n_parts)) if text]
+    for text in failures:
+        print(text)
+    seconds = time.perf_counter() - started
+    run.add("compile", processes=n_parts, failed=len(failures), seconds=seconds)
+
+
 def stage_tests(run: Run) -> None:
     """The tests marked `gpu`, in a process of their own."""
     if importlib.util.find_spec("pytest") is None:
@@ -260,14 +295,49 @@ def stage_tests(run: Run) -> None:
     command += ["-o", f"pythonpath={ROOT / 'tests'}", "--import-mode", "importlib"]
     command.append("--noconftest")  # it needs more than a bare image has
     if importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
+        command += ["-n", str(min(16, os.cpu_count() or 1))]  # compiling takes most of the time
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    # pytest's `pythonpath` does not reach the processes of xdist
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = finished(run, [*command, "tests/kernels/gpu/test_gpu.py"], ROOT, env)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
     for line in lines[-40:] if done.returncode else lines[-1:]:
         print("   ", line)
     run.add("tests", result=lines[-1], status=done.returncode)
+
+
+def stage_text(run: Run) -> None:
+    """A real model from its file to its logits, of a text that it wrote itself on the CPU."""
+    model = ROOT / "models" / "tales-4M-Q8_0.gguf"
+    try:
+        from localkv import LLM
+
+        for pair in run.sizes.pairs:
+            run.seconds_left()
+            types = dict(zip(("cache_type_k", "cache_type_v"), sides(pair), strict=True))
+            cpu, gpu = (LLM(model, device=name, n_ctx=512, **types) for name in ("cpu", run.device))
+            text = cpu.complete("Once upon a time", max_tokens=200, temperature=0.0).text
+            ids = cpu.tokenize(text)
+            want, got = (torch_logits(llm.engine.logits(ids)) for llm in (cpu, gpu))
+            p, q = want.log_softmax(-1), got.log_softmax(-1)
+            run.add(
+                "text",
+                pair=pair,
+                tokens=len(ids),
+                kl_mean=float((p.exp() * (p - q)).sum(-1).mean()),
+                same_first=float((p.argmax(-1) == q.argmax(-1)).float().mean()),
+                text=repr(gpu.complete("Once upon a time", max_tokens=20, temperature=0.0).text),
+            )
+    except ImportError as missing:
+        run.add("text", result=f"not run: {missing}")
+
+
+def torch_logits(logits: Any) -> Any:
+    """float64, of any backend's arrays."""
+    import torch
+
+    return torch.as_tensor(logits).cpu().double()
 
 
 def stage_copy(run: Run) -> None:
@@ -293,6 +363,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     import torch
 
     from localkv.arch.spec import AttentionParams
+    from localkv.cache.kv_cache import uniform_cache
     from localkv.cache.layout import SegmentSpec
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import segment_attention
@@ -470,7 +541,8 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     s = run.sizes
     n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
     # with rows that nobody generated: reused as if they were a prompt's
-    engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx), exact=False)
+    config = CacheConfig(*sides(pair), n_ctx=n_ctx)
+    engine = Engine(model, config, n_batch=min(s.n_batch, n_ctx), exact=False)
     fill_randomly(engine.cache)
     if model.backend.compiles:
         engine.warm_up()
@@ -584,6 +656,8 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--dry-run", action="store_true", help="without a GPU, tiny sizes")
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--part", type=int, metavar="I", help="only compile part I")
+    parser.add_argument("--of", type=int, metavar="N", default=1, help="parts that there are")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: benchmarks/results")
     parser.add_argument("--llama-bench", metavar="PROGRAM", help="llama.cpp's, built for CUDA")
     parser.add_argument("--gguf", metavar="FILE", help="a model of 8B in Q4_0, for llama-bench")
@@ -611,7 +685,10 @@ def main() -> None:
         add_tiny_shape()
     if options.llama_bench and options.gguf:
         run.peer = options.llama_bench, options.gguf
-    folder = options.out or (None if options.dry_run else Path(__file__).parent / "results")
+    if options.part is not None:
+        run.part = options.part, options.of
+    nowhere = options.dry_run or options.part is not None
+    folder = options.out or (None if nowhere else Path(__file__).parent / "results")
     for name in options.stages:
         try:
             run.seconds_left()

@@ -26,7 +26,7 @@ from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.reference.operations import linear as plain_linear
 from localkv.kernels.reference.operations import store_kv
 from localkv.loader.synthetic import random_rows, synthetic_model
-from localkv.quant_formats import FORMATS
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -48,12 +48,16 @@ pytestmark = [
 
 def on_device(rows: PagedRows) -> PagedRows:
     seg, batch, segment = rows.seg_batch, rows.batch, rows.segment
+    codebooks = (segment.codebook_k, segment.codebook_v)
+    codebook_k, codebook_v = (None if book is None else book.to(DEVICE) for book in codebooks)
     return PagedRows(
         rows.q.to(DEVICE),
         replace(
             segment,
             k=tuple(plane.to(DEVICE) for plane in segment.k),
             v=tuple(plane.to(DEVICE) for plane in segment.v),
+            codebook_k=codebook_k,
+            codebook_v=codebook_v,
         ),
         replace(
             seg,
@@ -130,8 +134,8 @@ def test_stored_rows_are_the_references(name: str) -> None:
         assert torch.equal(a.cpu(), b)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 2, 5, 8, 17, 64, 200])
-@pytest.mark.parametrize("name", [fmt.name for fmt in FORMATS.values() if fmt.has_part("gpu")])
+@pytest.mark.parametrize("n_tokens", [1, 2, 5, 8, 17, 64, 200, 300])
+@pytest.mark.parametrize("name", [fmt.name for fmt in WEIGHT_FORMATS.values()])
 def test_products(name: str, n_tokens: int) -> None:
     from localkv.kernels.gpu.products.products import linears
     from localkv.kernels.gpu.triton_backend import triton_backend
