@@ -21,9 +21,15 @@ from localkv.errors import UsageError
 from localkv.loader.answer_tags import EFFORTS
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.option_names import unknown_name
-from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import NUMBERS, Number, SamplingParams
-from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
+from localkv.sampling.params import (
+    NUMBERS,
+    SAMPLER_LETTERS,
+    SAMPLER_ORDER,
+    Number,
+    SamplingParams,
+    parse_sampler_sequence,
+    parse_samplers,
+)
 
 _SAMPLING = "Sampling"
 _DEFAULTS = SamplingParams()

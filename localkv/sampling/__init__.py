@@ -1,5 +1,5 @@
 """The sampler chain: from logits to the next token, with llama.cpp's names, order and meaning.
 
-`table` names the samplers and `params` holds their settings: both are for any module to read, and
-import no NumPy. The other modules compute.
+`params` names the samplers and holds their settings; any module may read it, and it imports no
+NumPy. The other modules compute.
 """

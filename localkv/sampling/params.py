@@ -1,21 +1,27 @@
-"""`SamplingParams`: how a request wants its tokens drawn.
+"""`SamplingParams`: how a request wants its tokens drawn; `SAMPLERS`: the chain that draws them.
 
 Each number's field holds all that is known of it: default, range, and option. The options of the
 command line, the fields of the server's requests and answers with their limits, the chat's `/set`,
 and the documentation of these follow from the fields.
+
+All of them read this module before anything is computed, so it imports no NumPy: a sampler's
+function is found when it runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from localkv.errors import UsageError
 from localkv.option_names import unknown_name
-from localkv.sampling.table import SAMPLER_ORDER
+
+if TYPE_CHECKING:
+    from localkv.sampling.candidates import Candidates
+    from localkv.sampling.state import SamplerState
 
 LEAST_TEMPERATURE = 1e-30
 """The lowest temperature above 0."""
@@ -25,6 +31,113 @@ MOST_BREAKERS = 32
 """Most sequence breakers of DRY."""
 LONGEST_BREAKER = 128
 """Most characters of a breaker; its first 40 bytes count."""
+
+
+def _never(params: SamplingParams) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class SamplerEntry:
+    """One sampler.
+
+    Attributes:
+        name: what a chain calls it; its function has the same name.
+        letter: in a chain written by letters.
+        acts: whether it can change anything with these parameters; one that cannot does not run.
+        aliases: other names that the command line takes.
+        keeps_largest: it neither drops the largest logit nor lets another one overtake it, so that
+            a greedy draw can do without it.
+        last_n: how many of the latest tokens it reads, -1 for the whole context.
+    """
+
+    name: str
+    letter: str
+    acts: Callable[[SamplingParams], bool]
+    aliases: tuple[str, ...] = ()
+    keeps_largest: bool = False
+    last_n: Callable[[SamplingParams], int] = _never
+
+    @property
+    def function(self) -> Callable[[Candidates, SamplingParams, SamplerState], Candidates]:
+        """Computes it; imports NumPy."""
+        from localkv.sampling import samplers
+
+        function: Callable[..., Candidates] = getattr(samplers, self.name)
+        return function
+
+
+def _penalties_act(p: SamplingParams) -> bool:
+    neutral = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty) == (1, 0, 0)
+    return p.repeat_last_n != 0 and not neutral
+
+
+SAMPLERS = (
+    SamplerEntry("penalties", "e", _penalties_act, last_n=lambda p: p.repeat_last_n),
+    SamplerEntry(
+        "dry",
+        "d",
+        lambda p: p.dry_multiplier != 0 and p.dry_penalty_last_n != 0,
+        last_n=lambda p: p.dry_penalty_last_n,
+    ),
+    SamplerEntry(
+        "top_n_sigma", "s", lambda p: p.top_n_sigma > 0, ("top-n-sigma",), keeps_largest=True
+    ),
+    SamplerEntry("top_k", "k", lambda p: p.top_k > 0, ("top-k",), keeps_largest=True),
+    SamplerEntry("typ_p", "y", lambda p: p.typ_p < 1, ("typical-p", "typical", "typ-p", "typ")),
+    SamplerEntry("top_p", "p", lambda p: p.top_p < 1, ("top-p", "nucleus"), keeps_largest=True),
+    SamplerEntry("min_p", "m", lambda p: p.min_p > 0, ("min-p",), keeps_largest=True),
+    SamplerEntry("xtc", "x", lambda p: p.xtc_probability > 0 and p.xtc_threshold <= 0.5),
+    SamplerEntry(
+        "temperature",
+        "t",
+        lambda p: p.temperature != 1 or p.dynatemp_range > 0,
+        ("temp",),
+        keeps_largest=True,
+    ),
+)
+"""In the order of llama.cpp's default chain (`common_params_sampling::samplers`)."""
+
+SAMPLER_ORDER = tuple(entry.name for entry in SAMPLERS)
+SAMPLER_LETTERS = "".join(entry.letter for entry in SAMPLERS)
+
+
+def active_samplers(params: SamplingParams) -> tuple[SamplerEntry, ...]:
+    """The samplers that can change anything, in the order of the chain."""
+    by_name = {entry.name: entry for entry in SAMPLERS}
+    chain = (by_name[name] for name in params.samplers)
+    return tuple(entry for entry in chain if entry.acts(params))
+
+
+_ALIASES = {alias: entry.name for entry in SAMPLERS for alias in entry.aliases}
+_LETTERS = {entry.letter: entry.name for entry in SAMPLERS}
+
+
+def parse_samplers(text: str) -> tuple[str, ...]:
+    """A chain written as `--samplers` takes it: names with `;` between them.
+
+    >>> parse_samplers("top-k;temp")
+    ('top_k', 'temperature')
+    """
+    names = [name.strip() for name in text.split(";")]
+    chain = tuple(_ALIASES.get(name, name) for name in names if name)
+    for name in chain:
+        if name not in SAMPLER_ORDER:
+            raise unknown_name("unknown sampler", name, SAMPLER_ORDER)
+    return chain
+
+
+def parse_sampler_sequence(text: str) -> tuple[str, ...]:
+    """A chain written as `--sampling-seq` takes it: one letter for each sampler.
+
+    >>> parse_sampler_sequence("kt")
+    ('top_k', 'temperature')
+    """
+    for letter in text:
+        if letter not in _LETTERS:
+            known = ", ".join(f"{letter} {name}" for letter, name in _LETTERS.items())
+            raise UsageError(f"unknown sampler {letter!r} in {text!r}", f"samplers: {known}")
+    return tuple(_LETTERS[letter] for letter in text)
 
 
 class Range(NamedTuple):

@@ -23,11 +23,9 @@ from localkv.sampling.candidates import (
     starting,
     starting_with,
 )
-from localkv.sampling.dry import NONE, Breakers
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SamplingParams, active_samplers
 from localkv.sampling.samplers import logit_bias
-from localkv.sampling.state import SamplerState, Snapshot
-from localkv.sampling.table import active_samplers
+from localkv.sampling.state import NONE, Breakers, SamplerState, Snapshot
 
 
 class Sampler:

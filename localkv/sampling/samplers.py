@@ -1,4 +1,4 @@
-"""The samplers of the chain: functions from `Candidates` to `Candidates`, named as in `table`.
+"""The samplers of the chain: functions from `Candidates` to `Candidates`, named as in `SAMPLERS`.
 
 Each computes the same as in llama.cpp's `src/llama-sampler.cpp`; where llama.cpp leaves
 the choice between equal logits to its sort, the lowest token id wins here.
@@ -51,6 +51,36 @@ def penalties(candidates: Candidates, params: SamplingParams, state: SamplerStat
     x = np.where(x > 0, x / params.repeat_penalty, x * params.repeat_penalty)
     x -= counts[found] * params.frequency_penalty + params.presence_penalty
     candidates.logits[at] = x
+    return candidates
+
+
+def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
+    """Lowers the logits of tokens that would go on with a sequence that was there before.
+
+    "Don't repeat yourself" (p-e-w, text-generation-webui #5677). A token is worth
+    `multiplier * base ** (length - allowed_length)` off, `length` being the longest run of last
+    tokens (not across a sequence breaker) that the token followed earlier; nothing where it is
+    shorter than `allowed_length`, or where the token holds a breaker. llama.cpp bounds the exponent
+    so that the power stays finite in float32.
+    """
+    base, allowed_length = params.dry_base, params.dry_allowed_length
+    recent, breakers = state.recent(params.dry_penalty_last_n), state.breakers
+    n = len(recent)
+    limit = state.since_breaker(params.dry_penalty_last_n)
+    if n <= allowed_length or limit < allowed_length:
+        return candidates
+    max_exponent = int(88.7228391 / math.log(base)) if base > 1.000001 else n
+    lengths = state.repeats(params.dry_penalty_last_n, allowed_length + max_exponent)
+    lengths = np.minimum(lengths, limit)
+    again = lengths >= allowed_length
+    tokens, inverse = np.unique(recent[1:][again], return_inverse=True)
+    longest = np.zeros(len(tokens), np.int64)
+    np.maximum.at(longest, inverse, lengths[again])
+    breaks = np.array([() in breakers(token) for token in tokens.tolist()], np.bool_)
+    penalty = params.dry_multiplier * np.power(base, longest - allowed_length)
+    penalty = np.where(breaks, 0.0, penalty)
+    at, found = find(candidates.ids, tokens)
+    candidates.logits[at] -= penalty[found]
     return candidates
 
 

@@ -21,9 +21,9 @@ from localkv.sampling.params import (
     MOST_BIAS,
     MOST_BREAKERS,
     NUMBERS,
+    SAMPLER_ORDER,
     Range,
 )
-from localkv.sampling.table import SAMPLER_ORDER
 from localkv.server.failures import RequestError
 
 

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import MOST_BIAS, NUMBERS, SamplingParams, shown
+from localkv.sampling.params import (
+    MOST_BIAS,
+    NUMBERS,
+    SamplingParams,
+    parse_sampler_sequence,
+    parse_samplers,
+    shown,
+)
 from localkv.server import limits
 from localkv.server.failures import RequestError, unsupported
 from localkv.structured.grammar import Grammar

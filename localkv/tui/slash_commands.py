@@ -12,8 +12,7 @@ from textual.content import Content
 from localkv.chat.export import default_name, export
 from localkv.chat.session import sampling_value
 from localkv.errors import UsageError, counted
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import SAMPLERS
+from localkv.sampling.params import SAMPLERS, SamplingParams
 from localkv.tui.figures import size
 from localkv.tui.widgets.side_panel import setting_text
 

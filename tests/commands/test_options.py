@@ -19,8 +19,7 @@ from localkv.commands.other_programs import (
 )
 from localkv.commands.parsing import check_arguments
 from localkv.quant_formats import KV_FORMATS
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
+from localkv.sampling.params import SAMPLER_LETTERS, SAMPLER_ORDER, SamplingParams
 from support.fake_llm import FakeLLM
 from support.program import Program
 

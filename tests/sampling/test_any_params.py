@@ -10,9 +10,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import UsageError
-from localkv.sampling.params import LEAST_TEMPERATURE, MOST_BIAS, NUMBERS, SamplingParams
+from localkv.sampling.params import (
+    LEAST_TEMPERATURE,
+    MOST_BIAS,
+    NUMBERS,
+    SAMPLER_ORDER,
+    SamplingParams,
+)
 from localkv.sampling.sampler import Sampler
-from localkv.sampling.table import SAMPLER_ORDER
 
 INF = float("inf")
 N_VOCAB = 12

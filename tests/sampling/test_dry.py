@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.sampling.candidates import Candidates
-from localkv.sampling.dry import NONE, Breakers, Tails, dry, repeats
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from localkv.sampling.state import SamplerState
+from localkv.sampling.samplers import dry
+from localkv.sampling.state import NONE, Breakers, SamplerState, Tails, repeats
 
 histories = st.lists(st.integers(0, 4), max_size=40)
 examples = settings(deadline=None, max_examples=100)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from localkv.errors import UsageError
-from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import SAMPLER_ORDER
+from localkv.sampling.params import (
+    SAMPLER_ORDER,
+    SamplingParams,
+    parse_sampler_sequence,
+    parse_samplers,
+)
 
 INF = float("inf")
 

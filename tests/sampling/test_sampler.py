@@ -12,9 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import LocalKVError, UsageError
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import SAMPLER_ORDER, SamplingParams
 from localkv.sampling.sampler import Sampler
-from localkv.sampling.table import SAMPLER_ORDER
 from support.paths import DATA
 
 INF = float("inf")

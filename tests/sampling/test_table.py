@@ -13,10 +13,15 @@ from localkv.commands.generation_options import sampling_options, sampling_param
 from localkv.errors import UsageError
 from localkv.kernels.gpu.device_draw import ON_DEVICE, device_draw
 from localkv.sampling import samplers
-from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.params import SamplingParams
+from localkv.sampling.params import (
+    SAMPLERS,
+    SamplerEntry,
+    SamplingParams,
+    active_samplers,
+    parse_sampler_sequence,
+    parse_samplers,
+)
 from localkv.sampling.sampler import Sampler
-from localkv.sampling.table import SAMPLERS, SamplerEntry, active_samplers
 from localkv.tui.slash_commands import ALIASES
 from support.program import Program
 

@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import active_samplers
+from localkv.sampling.params import SamplingParams, active_samplers
 
 
 def plain_draw(

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from localkv.cache.arrays import NO_TOKEN
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import active_samplers
+from localkv.sampling.params import SamplingParams, active_samplers
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
