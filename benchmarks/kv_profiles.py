@@ -32,6 +32,7 @@ from localkv.cache.layout import (  # noqa: E402
     DEFAULT_TAIL,
     allocated_bits,
     in_words,
+    mean_bits,
     with_types,
 )
 from localkv.cache.profile import (  # noqa: E402
@@ -39,7 +40,6 @@ from localkv.cache.profile import (  # noqa: E402
     with_profile_types,
 )
 from localkv.config import CacheConfig  # noqa: E402
-from localkv.memory.kv_bytes import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.layer_costs import ChunkCosts, base_types  # noqa: E402
 

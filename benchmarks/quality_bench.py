@@ -19,12 +19,11 @@ from quality_recall import Recall, encoder_of, make_series, recall
 from quality_report import Measured
 
 from localkv import LLM
-from localkv.cache.layout import in_words
+from localkv.cache.layout import in_words, mean_bits_of
 from localkv.cache.profile import KVProfile, wants_scales
 from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
-from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types

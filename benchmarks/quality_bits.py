@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import TAIL_TYPE, group_layouts
+from localkv.cache.layout import TAIL_TYPE, group_layouts, kv_values_per_token
 from localkv.config import CacheConfig
-from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.quant_formats import FORMATS
 
 LENGTHS = (1024, 16384)

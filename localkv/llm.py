@@ -54,9 +54,8 @@ from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.smoothing import changed_tensors
 from localkv.loader.tokenizer import Tokenizer
 from localkv.loader.weights import checked_spec, load_model, lock_weights
-from localkv.memory.budgeted import Budgeted
-from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import (
+    Budgeted,
     beyond_training,
     cache_in_bytes,
     cache_that_fits,
@@ -65,8 +64,7 @@ from localkv.memory.fit import (
     free_memory,
 )
 from localkv.memory.plan import ModelMemory
-from localkv.option_names import check_options, keywords, unknown_name
-from localkv.option_types import check_types
+from localkv.option_checks import check_options, check_types, keywords, unknown_name
 from localkv.sampling.params import SamplingOptions, SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.bus_errors import end_cleanly_from_threads
@@ -80,6 +78,7 @@ if TYPE_CHECKING:
     from localkv.engine.batch_engine import BatchEngine
     from localkv.loader.gguf_file import GGUFFile
     from localkv.loader.smoothing import Smoothing
+    from localkv.memory.draft_file import DraftFile
     from localkv.structured.constraint import Constraint
     from localkv.structured.grammar import Grammar, Schema
 
@@ -1175,6 +1174,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         )
         draft = None
         if draft_model is not None:
+            from localkv.memory.draft_file import DraftFile
+
             types = cache_type_k_draft, cache_type_v_draft
             draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
             memory = replace(memory, draft=draft.memory(memory))

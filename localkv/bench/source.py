@@ -17,7 +17,7 @@ from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tens
 from localkv.loader.model_summary import file_type_name
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import checked_spec
-from localkv.memory.weight_bytes import weights_by_type
+from localkv.memory.plan import weights_by_type
 from localkv.model import Transformer
 
 

@@ -8,7 +8,7 @@ from localkv.arch.spec import CacheGroup
 from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
 
 if TYPE_CHECKING:

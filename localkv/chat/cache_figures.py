@@ -7,8 +7,7 @@ from typing import Any
 
 from localkv.cache.layout import cache_bytes, group_layouts, with_one_pair
 from localkv.chat.engine import EngineFacts
-from localkv.config import CacheConfig
-from localkv.presets import PAIRS
+from localkv.config import SUGGESTED_PAIRS, CacheConfig
 from localkv.quant_formats import KV_FORMATS
 
 
@@ -122,7 +121,7 @@ def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
     now = cache_figures(facts)
     offers = [
         cache_figures(facts, type_k=k, type_v=v, n_ctx=n_ctx)
-        for k, v in PAIRS[1:]
+        for k, v in SUGGESTED_PAIRS[1:]
         if _fits(facts, k, v)
     ]
     offers.insert(0, cache_figures(facts, n_ctx=n_ctx))

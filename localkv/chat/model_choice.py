@@ -24,10 +24,10 @@ from localkv.cache.profile import (
 from localkv.chat.engine import EngineOptions
 from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache
-from localkv.config import CacheConfig
+from localkv.config import USUAL_PAIRS, CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.loader.chat_template import chat_template_from_metadata
-from localkv.loader.found_profile import AUTO, model_profile, profile_path
+from localkv.loader.chosen_cache import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
@@ -36,10 +36,8 @@ from localkv.loader.model_header import ModelHeader
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.loader.weights import checked_spec
-from localkv.memory.budgeted import Budgeted
-from localkv.memory.fit import check_fit
+from localkv.memory.fit import Budgeted, check_fit
 from localkv.memory.plan import ModelMemory
-from localkv.presets import USUAL
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
@@ -185,7 +183,7 @@ def _pair_within(bits: float) -> tuple[str, str]:
         formats = [KV_FORMATS[name] for name in pair]
         return sum(8 * fmt.block_bytes / fmt.block_size for fmt in formats) / 2
 
-    return next((pair for pair in USUAL if bits_of(pair) <= bits), USUAL[-1])
+    return next((pair for pair in USUAL_PAIRS if bits_of(pair) <= bits), USUAL_PAIRS[-1])
 
 
 def _means(name: str, model: LocalModel) -> bool:

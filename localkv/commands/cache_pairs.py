@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import check_cache
+from localkv.cache.ladder import Pair
+from localkv.cache.layout import fits_head
 from localkv.cache.profile import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.memory.fit import Pair
-from localkv.memory.kv_bytes import fits_head
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.quant_formats import KV_FORMATS, TYPES_LISTED
 
 if TYPE_CHECKING:

@@ -78,9 +78,9 @@ def _run(
     for line in all_warnings(llm):
         warn(line)
     from localkv.cache.profile import write_profile
-    from localkv.loader.found_profile import in_data_folder
+    from localkv.config import preset_pairs
+    from localkv.loader.chosen_cache import in_data_folder
     from localkv.loader.model_fingerprint import model_hash
-    from localkv.presets import of_presets
     from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
     from localkv.quality.chunks import calibration_text
     from localkv.quality.kv_profile import measure
@@ -93,7 +93,7 @@ def _run(
         n_ctx=max(map(len, chunks)),
         kv_rotation=values["kv_rotation"],
         leaves_out=not names,
-        pairs=of_presets(),
+        pairs=preset_pairs(),
         tails=tails,
     )
     check_budgets(budgets, plan.budgets, plan.least_bits(llm.config))

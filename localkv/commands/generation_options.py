@@ -20,7 +20,7 @@ from localkv.commands.texts import read_file, unescape, without_final_newline
 from localkv.errors import UsageError
 from localkv.loader.answer_tags import EFFORTS
 from localkv.loader.named_templates import NAMED_TEMPLATES
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.sampling.params import (
     NUMBERS,
     SAMPLER_LETTERS,

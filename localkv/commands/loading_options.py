@@ -27,9 +27,8 @@ from localkv.commands.options import (
     preset_or_given,
 )
 from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
-from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
+from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
 from localkv.errors import ModelFileError, UsageError
-from localkv.presets import PRESETS
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
@@ -453,7 +452,7 @@ def preset_bits(name: str) -> float:
 
 def _found(model: Path) -> Path | None:
     """The profile of a model, if it has one; what is wrong with a model is said when it loads."""
-    from localkv.loader.found_profile import profile_path
+    from localkv.loader.chosen_cache import profile_path
 
     try:
         return profile_path(model)
@@ -464,7 +463,7 @@ def _found(model: Path) -> Path | None:
 def _read(name: str | Path, model: Path) -> KVProfile | None:
     """A profile; None if "auto" finds none, which is said when the model loads."""
     from localkv.cache.profile import read_profile
-    from localkv.loader.found_profile import AUTO
+    from localkv.loader.chosen_cache import AUTO
 
     path = _found(model) if name == AUTO else Path(name)
     return None if path is None else read_profile(path)

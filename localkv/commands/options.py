@@ -16,8 +16,7 @@ import click
 from localkv.commands.completion import cached_values, file_values, model_values
 from localkv.commands.output import say
 from localkv.commands.parsing import FILE, TEXT, Argument, Choice, Option, Whole, distance
-from localkv.config import DEVICES
-from localkv.presets import PRESETS
+from localkv.config import DEVICES, PRESETS
 
 DEFAULT_LOGICAL_BATCH = 2048
 DEFAULT_BATCH = 512

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
 from localkv.errors import LocalKVError, UsageError
-from localkv.option_names import nearest_name
+from localkv.option_checks import nearest_name
 from localkv.system.terminal_text import visible
 
 

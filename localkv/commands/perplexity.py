@@ -578,7 +578,7 @@ def _beyond_words(points: Sequence[Point]) -> str:
 
 
 def _points(results: Sequence[CacheResult], config: ModelSpec) -> list[Point]:
-    from localkv.memory.kv_bytes import mean_bits
+    from localkv.cache.layout import mean_bits
 
     points = []
     for result in results:
@@ -710,7 +710,7 @@ def _percent(estimate: Estimate) -> str:
 
 def sweep_lines(results: Sequence[CacheResult], config: ModelSpec, n_batch: int) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.memory.kv_bytes import context_bytes, mean_bits_of
+    from localkv.cache.layout import context_bytes, mean_bits_of
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
     rows = [(*header, "same top")]
@@ -746,7 +746,7 @@ def types_json(cache: CacheConfig) -> dict[str, Any]:
 def _sizes_json(llm: LLM, cache: CacheConfig) -> dict[str, Any]:
     """Bits of a value, and bytes of a full context; within a budget bits differ from page to page,
     and the bytes are those that are allocated."""
-    from localkv.memory.kv_bytes import context_bytes, mean_bits_of
+    from localkv.cache.layout import context_bytes, mean_bits_of
 
     if cache.kv_budget is not None:
         return {"bits_per_value": None, "bytes": llm.memory.cache_k + llm.memory.cache_v}

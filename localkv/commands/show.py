@@ -124,7 +124,7 @@ def _spec(gguf: GGUFFile) -> tuple[ModelSpec | None, str | None]:
 
 
 def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
-    from localkv.memory.weight_bytes import weights_by_type
+    from localkv.memory.plan import weights_by_type
 
     return [asdict(share) for share in weights_by_type(gguf.tensors.values())]
 
@@ -135,13 +135,13 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
     It has bytes per token of K and of V once packed, of what is also kept as f16, and of all for
     the full context.
     """
-    from localkv.config import CacheConfig
-    from localkv.memory.kv_bytes import (
+    from localkv.cache.layout import (
         context_bytes,
         exact_context_bytes,
         fits_head,
         kv_side_bytes_per_token,
     )
+    from localkv.config import CacheConfig
     from localkv.quant_formats import KV_FORMATS
 
     rows = []
@@ -627,7 +627,7 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
     for line in all_warnings(llm):
         warn(line)
     from localkv.config import CacheConfig
-    from localkv.loader.found_profile import AUTO, model_profile
+    from localkv.loader.chosen_cache import AUTO, model_profile
     from localkv.loader.smoothing import NO_SMOOTHING
     from localkv.quality.channels import channel_ranges
     from localkv.quality.kv_profile import layer_facts

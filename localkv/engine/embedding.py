@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 
 Pooling: TypeAlias = Literal["mean", "last", "none"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from typing import TYPE_CHECKING
 
 from localkv.loader.answer_tags import (
     CHANNEL_END,
@@ -16,7 +17,9 @@ from localkv.loader.answer_tags import (
 )
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.tokenizer import Tokenizer
-from localkv.structured.grammar import EVERYWHERE, Grammar, Scope, text_pattern
+
+if TYPE_CHECKING:
+    from localkv.structured.grammar import Grammar, Scope
 
 _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)
 """Bytes at the end of a text that are searched for a tag: one may be spread over several tokens."""
@@ -214,6 +217,8 @@ def answer_scope(grammar: Grammar, prompt: ChatPrompt, tokenizer: Tokenizer) -> 
     A prompt that ends within the reasoning leaves that free. Else the model may begin with the tag
     that opens one, if that is a token of it, or with what the grammar allows.
     """
+    from localkv.structured.grammar import EVERYWHERE, Scope, text_pattern
+
     mark = text_pattern(grammar.after) if grammar.after else None
     if grammar.is_all:
         return EVERYWHERE

@@ -17,7 +17,7 @@ from localkv.loader.chat_template import (
 )
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
-from localkv.option_types import check_types
+from localkv.option_checks import check_types
 
 if TYPE_CHECKING:
     from localkv.structured.constraint import GrammarTokens

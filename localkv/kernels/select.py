@@ -7,7 +7,7 @@ import importlib.util
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.system.gpu_files import built_without_cuda, gpus_are_hidden, nvidia_driver_is_here
 from localkv.system.this_process import uncollected
 

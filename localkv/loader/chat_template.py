@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localkv.errors import ChatTemplateError, UsageError
-from localkv.loader.template_process import rendered_apart
 from localkv.loader.vocabulary import bos_and_eos
 
 if TYPE_CHECKING:
@@ -160,6 +159,8 @@ class ChatTemplate:
                 variables.setdefault(_FUNCTIONS, json.dumps(functions, indent=4))
         except RecursionError:
             raise UsageError("the conversation is nested too deeply for a template") from None
+        from localkv.loader.template_process import rendered_apart
+
         pieces = rendered_apart(self.source, self.bos_token, self.eos_token, variables)
         if text is not None:
             pieces = cut(pieces, text)

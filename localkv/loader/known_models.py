@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 from localkv.quant_formats import FORMATS
 
 if TYPE_CHECKING:

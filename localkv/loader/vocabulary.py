@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata

@@ -75,7 +75,7 @@ from localkv.model import ModelWeights, Transformer
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import Plane
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.system.memory_lock import Range, lock, unlock
+from localkv.system.machine_memory import Range, lock, unlock
 
 
 def load_model(

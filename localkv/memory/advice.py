@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localkv.config import CacheConfig
+from localkv.cache.ladder import Pair
+from localkv.cache.layout import mean_bits
+from localkv.config import SUGGESTED_PAIRS, CacheConfig
 from localkv.errors import byte_size
-from localkv.memory.fit import Pair, fitting_pairs, usual_pairs
-from localkv.memory.kv_bytes import mean_bits
-from localkv.memory.plan import MemoryPlan, ModelMemory
-from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
-from localkv.presets import PAIRS
+from localkv.memory.fit import fitting_pairs, usual_pairs
+from localkv.memory.plan import QUANTS, MemoryPlan, ModelMemory, bits_per_weight, requantised
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Recommendation:
 
 def shown_pairs(memory: ModelMemory) -> list[Pair]:
     """The pairs of a table where the user names none, from the most bits to the fewest."""
-    shown = fitting_pairs(PAIRS, memory.config)
+    shown = fitting_pairs(SUGGESTED_PAIRS, memory.config)
     return shown if len(shown) > 1 else usual_pairs(memory.config)  # blocks don't fit the heads
 
 

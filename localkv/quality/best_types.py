@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from localkv.cache.layout import kv_values_per_token
 from localkv.cache.profile import LayerTypes
-from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
 from localkv.quality.calibration_plan import Key, Plan
 from localkv.quality.layer_costs import BASE, base_types

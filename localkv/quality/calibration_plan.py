@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import DEFAULT_SINK, DEFAULT_TAIL
+from localkv.cache.layout import DEFAULT_SINK, DEFAULT_TAIL, kv_values_per_token
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig, KVCodebook
-from localkv.memory.kv_bytes import kv_values_per_token
 from localkv.model import Transformer
 from localkv.quality.layer_costs import BASE, base_types
 from localkv.quant_formats import KV_FORMATS

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import group_layouts, with_types
+from localkv.cache.layout import group_layouts, mean_bits_of, with_types
 from localkv.cache.profile import (
     KVProfile,
     LayerFacts,
@@ -23,7 +23,6 @@ from localkv.cache.profile import (
 from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
-from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.best_types import best_types, changed, predicted
 from localkv.quality.calibration_plan import Key, Plan, Sides

@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 
 if TYPE_CHECKING:
     from localkv.sampling.candidates import Candidates

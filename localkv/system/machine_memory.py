@@ -1,18 +1,26 @@
-"""How much memory there is for a model: of this machine, its container's share, or a GPU's.
+"""The machine's memory: how much there is for a model, and keeping some of it in RAM.
 
-Nothing is imported that is heavy, and torch least of all, so that `localkv plan` answers at once.
-An unknown value is None, never a guess.
+It is this machine's, its container's share, or a GPU's. Nothing is imported that is heavy, and
+torch least of all, so that `localkv plan` answers at once. An unknown value is None, never a guess.
+
+`lock` keeps memory from being swapped out, and a file's pages from being dropped, by mlock of
+POSIX. A lock lasts until it is taken back or the memory is unmapped.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import importlib
+import mmap
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localkv.errors import byte_size
 from localkv.system.limits import address_space
 
 _UNLIMITED = 1 << 60
@@ -150,3 +158,72 @@ def gpu_memory() -> Budget | None:
     finally:
         nvml.nvmlShutdown()
     return Budget(free, f"free on {name}")
+
+
+Range = tuple[int, int]
+"""Address and bytes."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The outcome of `lock`.
+
+    Attributes:
+        ranges: whole pages that are locked.
+        n_bytes: bytes of them.
+        problem: the reason why the rest is not, or None.
+    """
+
+    ranges: tuple[Range, ...]
+    problem: str | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(n for _, n in self.ranges)
+
+
+def lock(ranges: Iterable[Range]) -> Lock:
+    """Lock the pages of ranges until one can't be locked. Locking reads the pages of a file."""
+    libc = _libc()
+    if libc is None:
+        return Lock((), "this system has no mlock")
+    done: list[Range] = []
+    for address, n_bytes in whole_pages(ranges):
+        if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)):
+            return Lock(tuple(done), _lock_problem(ctypes.get_errno()))
+        done.append((address, n_bytes))
+    return Lock(tuple(done))
+
+
+def unlock(ranges: Sequence[Range]) -> None:
+    """Take locks back; the memory must not have been unmapped."""
+    libc = _libc()
+    for address, n_bytes in ranges if libc is not None else ():
+        libc.munlock(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes))
+
+
+def whole_pages(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges as whole pages, each page once, in order."""
+    found: list[Range] = []
+    for address, n_bytes in sorted(ranges):
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(address + n_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if found and start <= found[-1][0] + found[-1][1]:
+            start, last = found[-1][0], sum(found.pop())
+            end = max(end, last)
+        if end > start:
+            found.append((start, end - start))
+    return found
+
+
+def _libc() -> Any:
+    return None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
+
+
+def _lock_problem(number: int) -> str:
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit != resource.RLIM_INFINITY and number in (errno.ENOMEM, errno.EPERM, errno.EAGAIN):
+        return f"the limit is {byte_size(limit)} (ulimit -l); ulimit -l unlimited raises it"
+    return os.strerror(number)

@@ -21,7 +21,7 @@ from localkv.errors import DoesNotFitError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.memory.budgeted import Budgeted
+from localkv.memory.fit import Budgeted
 from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
 from support.forward import nmse

@@ -11,7 +11,15 @@ import torch
 
 from localkv.arch.spec import CacheGroup
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.layout import cache_bytes, group_layouts, in_words, pairs_of, typed_groups
+from localkv.cache.layout import (
+    cache_bytes,
+    group_layouts,
+    in_words,
+    mean_bits,
+    mean_bits_of,
+    pairs_of,
+    typed_groups,
+)
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine, allocated_cache
 from localkv.engine.generation import GenerationOptions
@@ -20,7 +28,6 @@ from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.memory.kv_bytes import mean_bits, mean_bits_of
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

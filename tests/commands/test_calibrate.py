@@ -14,7 +14,7 @@ import pytest
 import localkv.llm as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
-from localkv.cache.layout import in_words
+from localkv.cache.layout import in_words, mean_bits_of
 from localkv.cache.profile import KVProfile, TypeList, read_profile, write_profile
 from localkv.commands.calibrate import CalibrateProgress
 from localkv.config import CacheConfig
@@ -24,7 +24,6 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import model_hash
 from localkv.loader.model_header import model_spec
 from localkv.loader.weights import load_model
-from localkv.memory.kv_bytes import mean_bits_of
 from localkv.quality.calibration_plan import Plan, sensible_types
 from localkv.quality.kv_profile import measure
 from support.random_model import RandomModel, variant

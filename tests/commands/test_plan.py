@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
 from localkv.cache.layout import cache_segments
-from localkv.config import CacheConfig
+from localkv.config import PRESETS, CacheConfig
 from localkv.errors import HubError
 from localkv.kernels.select import select_backend
 from localkv.loader.chosen_cache import LARGE_BIAS, kv_risks
@@ -27,9 +27,7 @@ from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.synthetic import RandomTensors
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
-from localkv.memory.plan import ModelMemory
-from localkv.memory.weight_bytes import QUANTS, bits_per_weight, requantised
-from localkv.presets import PRESETS
+from localkv.memory.plan import QUANTS, ModelMemory, bits_per_weight, requantised
 from localkv.quant_formats import FORMATS, KV_FORMATS
 from localkv.system.machine_memory import Budget
 from localkv.system.threads import n_threads

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localkv.presets import PAIRS, PRESETS, USUAL, Preset
+from localkv.config import PRESETS, SUGGESTED_PAIRS, USUAL_PAIRS, Preset
 from localkv.quant_formats import KV_FORMATS
 from support.paths import ROOT
 from support.program import Program
@@ -147,8 +147,10 @@ def test_commands_with_a_cache_take_it(program: Program) -> None:
 
 
 def test_usual_pairs_and_those_between_them_by_bits() -> None:
-    sizes = [bits(type_k) + bits(type_v) for type_k, type_v in PAIRS]
+    sizes = [bits(type_k) + bits(type_v) for type_k, type_v in SUGGESTED_PAIRS]
     assert sizes == sorted(sizes, reverse=True)
-    assert set(USUAL) <= set(PAIRS)
-    assert (PAIRS[0], PAIRS[-1]) == (USUAL[0], USUAL[-1])
-    assert all(KV_FORMATS[name].group_tokens == 1 for pair in PAIRS for name in pair)  # no tail
+    assert set(USUAL_PAIRS) <= set(SUGGESTED_PAIRS)
+    assert (SUGGESTED_PAIRS[0], SUGGESTED_PAIRS[-1]) == (USUAL_PAIRS[0], USUAL_PAIRS[-1])
+    assert all(
+        KV_FORMATS[name].group_tokens == 1 for pair in SUGGESTED_PAIRS for name in pair
+    )  # no tail

@@ -9,10 +9,10 @@ import gguf
 import numpy as np
 import pytest
 
+from localkv.cache.layout import fits_head, kv_bytes_per_token
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
-from localkv.memory.kv_bytes import fits_head, kv_bytes_per_token
-from localkv.memory.weight_bytes import weights_by_type
+from localkv.memory.plan import weights_by_type
 from localkv.quant_formats import KV_FORMATS
 from support import tiny_model as tiny
 from support.dense_variants import dense_variant

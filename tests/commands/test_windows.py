@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from localkv import LLM
-from localkv.cache.layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS, context_bytes
 from localkv.chat.cache_figures import cache_figures
 from localkv.chat.local_engine import engine_facts
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
-from localkv.memory.kv_bytes import context_bytes
 from localkv.memory.plan import ModelMemory
 from support.program import Program
 from support.random_model import variant

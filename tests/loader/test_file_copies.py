@@ -18,7 +18,7 @@ from localkv.errors import ModelFileError, byte_size
 from localkv.loader import weights as loader_weights
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.weights import lock_weights, ranges_of
-from localkv.system.memory_lock import Lock, whole_pages
+from localkv.system.machine_memory import Lock, whole_pages
 from support.random_model import variant
 
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv import LLM
-from localkv.cache.layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS, fits_head, mean_bits
 from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
-from localkv.config import CacheConfig
+from localkv.config import USUAL_PAIRS, CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.kernels.gpu.device import CudaMemory
 from localkv.loader.gguf_file import open_gguf
@@ -26,9 +26,7 @@ from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, free_memory, smaller_pairs, usual_pairs
-from localkv.memory.kv_bytes import fits_head, mean_bits
 from localkv.memory.plan import ModelMemory
-from localkv.presets import USUAL
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import Budget
 from support.layouts import with_attention
@@ -148,7 +146,7 @@ def test_the_line_names_both_ways_out() -> None:
 
 def test_only_fewer_bytes_are_offered() -> None:
     memory = shape_memory()
-    pairs = list(USUAL)
+    pairs = list(USUAL_PAIRS)
     assert smaller_pairs(memory, CacheConfig("f32", "f32")) == pairs
     assert smaller_pairs(memory, CacheConfig("q8_0", "q8_0")) == pairs[2:]
     assert smaller_pairs(memory, CacheConfig("q4_0", "q4_0")) == []

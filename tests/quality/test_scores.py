@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from localkv import LLM
+from localkv.cache.layout import context_bytes, mean_bits
 from localkv.commands.cache_pairs import fitting_pairs
 from localkv.commands.perplexity import cut, unbeaten
 from localkv.config import CacheConfig
@@ -21,7 +22,6 @@ from localkv.engine.token_scores import TokenScores, score
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
-from localkv.memory.kv_bytes import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import base_cache, divergence, joined, mean, perplexity, score_chunks
 from localkv.quant_formats import KV_FORMATS

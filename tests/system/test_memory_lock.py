@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from localkv.system import memory_lock
-from localkv.system.memory_lock import Lock, lock, unlock, whole_pages
+from localkv.system import machine_memory
+from localkv.system.machine_memory import Lock, lock, unlock, whole_pages
 
 PAGE = mmap.PAGESIZE
 
@@ -58,7 +58,7 @@ class Libc:
 @pytest.fixture
 def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
     found = Libc(4 * PAGE)
-    monkeypatch.setattr(memory_lock, "_libc", lambda: found)
+    monkeypatch.setattr(machine_memory, "_libc", lambda: found)
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_limit_is_named(libc: Libc, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_system_without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_lock, "_libc", lambda: None)
+    monkeypatch.setattr(machine_memory, "_libc", lambda: None)
     assert lock([(PAGE, PAGE)]).problem == "this system has no mlock"
     unlock([(PAGE, PAGE)])
 

@@ -326,7 +326,7 @@ def with_profile(
     if name is None and bits is None:
         return cache, grid
     from localkv.cache.profile import profiled
-    from localkv.loader.found_profile import model_profile
+    from localkv.loader.chosen_cache import model_profile
     from localkv.loader.gguf_file import open_gguf
 
     ctx = click.get_current_context()

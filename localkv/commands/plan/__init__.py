@@ -50,10 +50,10 @@ from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
+    from localkv.cache.ladder import Pair
     from localkv.commands.plan.ladder import LadderPlan
     from localkv.commands.plan.model import PlannedModel
     from localkv.config import CacheConfig
-    from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
 
@@ -202,7 +202,7 @@ def _ladder_plan(
     """
     from localkv.cache.cache_checks import check_cache
     from localkv.commands.plan.ladder import LadderPlan
-    from localkv.memory.budgeted import Budgeted
+    from localkv.memory.fit import Budgeted
 
     arguments = ladder_arguments(values)
     if not arguments:
@@ -278,7 +278,7 @@ def _fitting(
         UsageError: one does not; the hint names the types that do.
     """
     from localkv.cache.cache_checks import check_cache
-    from localkv.memory.kv_bytes import fits_head
+    from localkv.cache.layout import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]

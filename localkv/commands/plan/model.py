@@ -77,7 +77,7 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     from localkv.loader.chosen_cache import kv_risks
     from localkv.loader.model_summary import file_type_name
     from localkv.loader.weights import checked_spec
-    from localkv.memory.weight_bytes import weights_by_type
+    from localkv.memory.plan import weights_by_type
 
     header = model_header(values, argument=file)
     try:
@@ -297,7 +297,7 @@ def asked_profile(values: Mapping[str, Any], model: PlannedModel) -> KVProfile |
         UsageError: `--max-kld` or `--kv-profile` needs one and there is none, or it is damaged or
             of another model.
     """
-    from localkv.loader.found_profile import find_profile, model_profile
+    from localkv.loader.chosen_cache import find_profile, model_profile
     from localkv.loader.gguf_file import open_gguf
 
     name, most = values["kv_profile"], values["max_kld"]

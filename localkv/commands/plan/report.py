@@ -7,29 +7,29 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.cache_checks import keeps_latents
+from localkv.cache.layout import kv_bytes_per_token
 from localkv.commands.model import memory_json
 from localkv.commands.options import DEFAULT_BATCH
 from localkv.commands.output import one_line, table
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.fit import beyond_training, type_flags
-from localkv.memory.kv_bytes import kv_bytes_per_token
-from localkv.memory.weight_bytes import bits_per_weight
+from localkv.memory.plan import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
+    from localkv.cache.ladder import Pair
     from localkv.commands.plan.model import PlannedModel
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
-    from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
 from typing import TYPE_CHECKING
 
+from localkv.cache.layout import context_bytes
 from localkv.commands.pictures import COLOURS, MUTED, name_ends, quiet, save, title, token_ticks
-from localkv.memory.kv_bytes import context_bytes
 
 if TYPE_CHECKING:
-    from localkv.memory.fit import Pair
+    from localkv.cache.ladder import Pair
 
 
 @dataclass(frozen=True)

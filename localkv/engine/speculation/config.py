@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.errors import UsageError
-from localkv.option_names import unknown_name
+from localkv.option_checks import unknown_name
 
 DRAFTERS = ("none", "ngram", "draft")
 """What drafts: nothing; the text itself, where its last tokens came up before; a smaller model."""

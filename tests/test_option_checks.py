@@ -15,7 +15,7 @@ import pytest
 from localkv import LLM, LocalKVError
 from localkv.errors import UsageError
 from localkv.llm import CHAT_OPTIONS, STREAM_OPTIONS
-from localkv.option_names import MEANT, UnknownOptionError, keywords, nearest_name
+from localkv.option_checks import MEANT, UnknownOptionError, keywords, nearest_name
 
 
 @pytest.fixture(scope="module")
