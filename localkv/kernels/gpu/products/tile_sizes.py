@@ -54,10 +54,13 @@ class TileSizes:
 
 def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> TileSizes:
     """For one token: each thread loads a run of codes of some rows at a time."""
-    values = max(unit, min(2048 if unit > 8 else 1024, int(triton.next_power_of_2(n_in))))
     rows = 8
     while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
+    # with few programs, steps are shorter, so that rows can be split among more
+    many = triton.cdiv(n_out, rows) >= n_processors
+    most = 2048 if unit > 64 or (unit > 8 and many) else 1024
+    values = max(unit, min(most, int(triton.next_power_of_2(n_in))))
     values = max(values, 32 // rows * unit)  # a unit for each thread of a warp
     n_warps = max(1, min(4, rows * values // unit // 32))
     n_splits = _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
