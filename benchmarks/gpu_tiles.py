@@ -1,4 +1,4 @@
-"""Which tiles are fastest on this GPU: what `packed_attention.py` and `tile_sizes.py` choose by.
+"""Time choices of the GPU kernels' tiles, which `packed_attention.py` and `tile_sizes.py` make.
 
     python benchmarks/gpu_tiles.py [--kinds decode prefill token tokens] [--out FOLDER]
 

@@ -28,6 +28,7 @@ from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
+from localkv.kernels.gpu.products.sizes import MANY_TOKENS
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
 from localkv.kernels.gpu.repack import repack_page_gpu
 from localkv.kernels.gpu.scan import scan
@@ -43,14 +44,19 @@ TILES = {
 }
 """The form in which attention multiplies rows of a cache type."""
 
+MANY = f"from {MANY_TOKENS} tokens on decoded to fp16 for cuBLAS"
+"""What products say of prompts."""
+
 
 def product_method(weight: PackedTensor) -> Method:
     """How a prepared matrix is multiplied."""
     if planes_of(weight).layout.is_exact:
         return Method("Triton on packed weights, float32")
     if weight.halves_activations:
-        return Method("Triton on packed weights, activations in fp16, float32 sums")
-    return Method("Triton on packed weights; one token float32, more fp16 with float32 sums")
+        return Method(f"Triton on packed weights, activations in fp16, float32 sums; {MANY}")
+    return Method(
+        f"Triton on packed weights; one token float32, more fp16 with float32 sums; {MANY}"
+    )
 
 
 METHODS = Methods(
