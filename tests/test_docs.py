@@ -107,7 +107,9 @@ def test_paths_exist(page: str) -> None:
     assert missing == []
 
 
-RECIPES = ("cache type", "weight type", "architecture", "sampler", "command", "kernel")
+RECIPES = (
+    *("cache type", "weight type", "architecture", "sampler", "command", "endpoint", "kernel"),
+)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

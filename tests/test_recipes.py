@@ -10,9 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as GGMLType
+from gguf import GGUFReader
 
 from support.paths import ROOT
+from support.tiny_model import write_tiny_model
 
+UNUSED_TYPE = 49
+"""A type id that ggml has given to none."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
 
 
@@ -23,7 +28,9 @@ class Tree:
         self.root = root
         for name in ("localkv", "tests", "docs"):
             shutil.copytree(ROOT / name, root / name, ignore=LEFT_OUT)
-        shutil.copy(ROOT / "pyproject.toml", root)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, root)
+        (root / "models").symlink_to(ROOT / "models")
         self._before = self._contents()
 
     def _contents(self) -> dict[str, bytes]:
@@ -52,6 +59,16 @@ class Tree:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
+    def test(self, *args: str) -> None:
+        """Run tests of the tree."""
+        self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *args)
+
+    def text_of(self, model: Path, *options: str) -> str:
+        """What a model writes, greedily."""
+        size = ("-n", "8", "-c", "64", "--temp", "0")
+        prompt = ("-m", str(model), "-p", "The fox")
+        return self.run("-m", "localkv", "complete", *prompt, *size, *options)
+
     def changed(self) -> set[str]:
         """The files that are new or not as they were."""
         now = self._contents()
@@ -64,9 +81,139 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def named(recipe: str) -> list[str]:
-    """The files that a recipe names, one for each row but those that a script writes."""
-    page = (ROOT / "CONTRIBUTING.md").read_text().partition(f"\n### Add a {recipe}\n")[2]
-    return re.findall(r"^\| `([^`]+)`", page.partition("\n### ")[0], re.MULTILINE)
+    """The files that the first column of a recipe's table names."""
+    page = (ROOT / "CONTRIBUTING.md").read_text().partition(f"\n### Add {recipe}\n")[2]
+    cells = re.findall(r"^\| (`[^|]+) \|", page.partition("\n### ")[0], re.MULTILINE)
+    return [path for cell in cells for path in re.findall("`([^`]+)`", cell)]
+
+
+REGISTRY = "localkv/quant_formats/__init__.py"
+
+
+def add_type(tree: Tree, old: str, new: str, ggml_type: int | None = None) -> None:
+    """A number format with the bytes of another one."""
+    (line,) = re.findall(rf'^    _format\("{old}".*\n', (tree.root / REGISTRY).read_text(), re.M)
+    entry = line.replace(old, new)
+    if ggml_type is not None:
+        entry = re.sub(r"\d+", str(ggml_type), entry.replace(new, "NAME"), count=1)
+    tree.add(REGISTRY, entry.replace("NAME", new), before=line)
+    folder = tree.root / "localkv" / "quant_formats"
+    (folder / new).mkdir()
+    for path in (folder / old).glob("*.py"):
+        (folder / new / path.name).write_text(path.read_text().replace(old, new))
+
+
+def files_of_type(recipe: str, name: str) -> set[str]:
+    return {path.replace("<type>", name) for path in named(recipe) if path.startswith("localkv/")}
+
+
+@pytest.mark.slow
+def test_a_cache_type(tree: Tree) -> None:
+    add_type(tree, "q6_0", "q6_9")
+    model = ROOT / "models" / "tales-4M-Q8_0.gguf"
+    old, new = (tree.text_of(model, "-ctk", name, "-ctv", name) for name in ("q6_0", "q6_9"))
+    assert new == old
+    assert tree.changed() == files_of_type("a cache type", "q6_9")
+    assert len(tree.changed()) == 4
+
+
+@pytest.mark.slow
+def test_a_weight_type(tree: Tree, tmp_path: Path) -> None:
+    add_type(tree, "mxfp4", "mxfp4b", UNUSED_TYPE)
+    old = write_tiny_model(tmp_path / "old.gguf", weight_type=GGMLType.MXFP4)
+    new = Path(shutil.copy(old, tmp_path / "new.gguf"))
+    for tensor in GGUFReader(new, "r+").tensors:
+        if tensor.tensor_type == GGMLType.MXFP4:
+            tensor.field.parts[4][0] = UNUSED_TYPE
+    assert tree.text_of(new) == tree.text_of(old)
+    assert "mxfp4b" in tree.run("-m", "localkv", "show", str(new))
+    assert tree.changed() == files_of_type("a weight type", "mxfp4b")
+    assert len(tree.changed()) == 4
+
+
+TIDAL = '''"""Tidal: a Llama with GELU, whose RoPE pairs the halves of a head, and scaled logits."""
+
+from __future__ import annotations
+
+from localkv.arch import plain
+from localkv.arch.facts import Facts
+from localkv.arch.spec import ModelSpec
+
+
+def tidal(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False)
+    layer = plain.layer(facts, attention, plain.mlp(facts, "gelu"))
+    scale = facts.number("logit_scale", 1.0)
+    return plain.model(facts, [layer] * facts.n_layers, logit_scale=scale)
+'''
+
+
+@pytest.mark.slow
+def test_an_architecture(tree: Tree, tmp_path: Path) -> None:
+    tree.add("localkv/arch/tidal.py", TIDAL)
+    tree.add(
+        "localkv/arch/__init__.py", '    "tidal": {"tidal": "tidal"},\n', before='    "uneven": {'
+    )
+    tree.add(
+        "tests/support/traits.py",
+        '    "tidal": Traits(halves=True, activation="gelu"),\n',
+        before='    "plamo": _beside(',
+    )
+    tree.add(
+        "tests/support/dense_variants.py",
+        '    "tidal": _of("tidal", settings={"logit_scale": 0.5}),\n',
+        before='    "plamo": _of(',
+    )
+    tree.add("localkv/arch/examples.py", '    "tidal": "Tidal 4B",\n', before="}\n")
+    model = write_tiny_model(tmp_path / "tidal.gguf", architecture="tidal")
+    assert tree.text_of(model)
+    tree.run("docs/make_models_tables.py")
+    assert "Tidal 4B" in (tree.root / "docs/models.md").read_text()
+    tree.test("tests/arch/test_dense.py", "tests/arch/test_damaged_headers.py", "-k", "tidal")
+    written = {"README.md", "docs/models.md"}
+    made = {path.replace("<family>", "tidal") for path in named("an architecture")}
+    assert tree.changed() - written < made
+    assert len(tree.changed() - written) == 5
+
+
+COUNT = '''
+@takes(DetokenizeBody)
+async def count_ids(front: Front, request: Request) -> Response:
+    """POST /count: how many ids a list has."""
+    body = await received(front, request, DetokenizeBody)
+    return json_response({"n": len(body.tokens)})
+'''
+COUNT_TEST = '''"""`POST /count`."""
+
+from __future__ import annotations
+
+from support.server import RunningServer
+
+
+def test_it_counts(server: RunningServer) -> None:
+    assert server.post("/count", {"tokens": [5, 6, 7]}) == (200, {"n": 3})
+    assert server.post("/count", {"tokens": "5"})[0] == 400
+    _, api = server.get("/openapi.json")
+    assert api["paths"]["/count"]["post"]["summary"] == "POST /count: how many ids a list has."
+'''
+
+
+@pytest.mark.slow
+def test_an_endpoint(tree: Tree) -> None:
+    dialect, app = "localkv/server/dialects/llama_server.py", "localkv/server/app.py"
+    tree.add(dialect, f"{COUNT}\n\n", before="@takes(ChatBody)\nasync def apply_template")
+    tree.add(app, "    count_ids,\n", before="    detokenize,\n    metrics")
+    tree.add(app, '    ("/count", POST, count_ids),\n', before='    ("/detokenize", POST')
+    row = "| `POST /count` | localkv | how many ids a list has |\n"
+    tree.add("docs/server-apis.md", row, before="| `GET /props`")
+    tree.add("tests/server/test_count.py", COUNT_TEST)
+    tree.test("tests/server/test_count.py")
+    made = {
+        "localkv/server/dialects/<api>.py": dialect,
+        "tests/server/": "tests/server/test_count.py",
+    }
+    assert tree.changed() == {made.get(path, path) for path in named("an endpoint")}
+    assert len(tree.changed()) == 4
 
 
 TOP_A = '''
@@ -113,9 +260,9 @@ def test_a_sampler(tree: Tree) -> None:
     assert len(re.findall(r"^  --top-a N ", (tree.root / "docs/commands.md").read_text(), re.M)) > 1
     tree.run("-c", SEEN)
     checks = ("tests/sampling/test_table.py", "tests/test_types.py", "-m", "not slow")
-    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *checks)
+    tree.test(*checks)
     written = {"docs/commands.md", "docs/server-apis.md", "docs/server-operation.md"}
-    files = {*named("sampler"), *written} - {"tests/sampling/test_sampler.py"}
+    files = {*named("a sampler"), *written} - {"tests/sampling/test_sampler.py"}
     assert tree.changed() == files, "a sampler is three files, and what scripts write"
     assert len(files - written) == 3
 
@@ -168,8 +315,8 @@ def test_a_command(tree: Tree) -> None:
     lint = "from importlinter.cli import lint_imports_command as lint; lint()"
     assert " 0 broken" in tree.run("-c", lint)
     checks = ("tests/commands/test_greet.py", "tests/commands/test_help.py")
-    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *checks)
+    tree.test(*checks)
     made = {"localkv/commands/<command>.py": "localkv/commands/greet.py"}
     made["tests/commands/"] = "tests/commands/test_greet.py"
-    assert tree.changed() == {made.get(path, path) for path in named("command")}
+    assert tree.changed() == {made.get(path, path) for path in named("a command")}
     assert len(tree.changed()) == 5

@@ -12,6 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import sentencepiece
+from gguf import GGMLQuantizationType as GGMLType
 
 CONTEXT = 256
 HEAD_DIM = 64
@@ -36,14 +37,20 @@ _CORPUS = [
 
 
 def write_tiny_model(
-    path: Path, *, tokenizer: bool = True, template: bool = True, n_experts: int = 0
+    path: Path,
+    *,
+    tokenizer: bool = True,
+    template: bool = True,
+    n_experts: int = 0,
+    architecture: str = "llama",
+    weight_type: GGMLType = GGMLType.F16,
 ) -> Path:
     """Write the model; without a tokenizer it runs on token ids only.
 
-    With experts, of which a token sees two, they take the place of the feed-forward matrices.
+    With experts, two of them for each token, they take the place of the feed-forward matrices.
     """
     processor = _train_tokenizer()
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(N_EMBD)
@@ -63,7 +70,7 @@ def write_tiny_model(
         _add_tokenizer(writer, processor)
     if tokenizer and template:
         writer.add_chat_template(TEMPLATE)
-    _add_tensors(writer, processor.vocab_size(), n_experts)
+    _add_tensors(writer, processor.vocab_size(), n_experts, weight_type)
     _finish(writer)
     return path
 
@@ -131,12 +138,18 @@ def _token_type(processor: sentencepiece.SentencePieceProcessor, i: int) -> gguf
     return gguf.TokenType.NORMAL
 
 
-def _add_tensors(writer: gguf.GGUFWriter, n_vocab: int, n_experts: int) -> None:
+def _add_tensors(
+    writer: gguf.GGUFWriter, n_vocab: int, n_experts: int, weight_type: GGMLType
+) -> None:
     random = np.random.default_rng(7)
 
     def matrix(name: str, *shape: int, gain: float = 1.0) -> None:
         values = random.standard_normal(shape) * gain / np.sqrt(shape[-1])
-        writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+        if weight_type == GGMLType.F16:  # not by way of float32, which rounds twice
+            writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+            return
+        packed = gguf.quants.quantize(values.astype(np.float32), weight_type)
+        writer.add_tensor(f"{name}.weight", packed, raw_dtype=weight_type)
 
     def norm(name: str) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
