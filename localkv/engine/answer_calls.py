@@ -13,7 +13,7 @@ from localkv.loader.tokenizer import Tokenizer
 from localkv.structured.grammar import Grammar, grammar_of
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.source import ToolCall, gathered
 from localkv.tool_calls.tools import Tools
 

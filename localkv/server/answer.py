@@ -16,7 +16,7 @@ from localkv.errors import LocalKVError
 from localkv.server.engine_client import Texts, named_error
 from localkv.server.failures import as_request_error
 from localkv.server.wire import Ended, Event, Piece
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.source import CallArguments, CallBegun, CallEnded, CallEvent, Content
 
 

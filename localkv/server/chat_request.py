@@ -15,7 +15,7 @@ from localkv.server.front import Front, opening_of
 from localkv.server.request_fields import RequestFields, grammar_for, place_of, stop_strings
 from localkv.server.request_record import warn
 from localkv.server.wire import Submit
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.tools import TOOL_CHOICES
 
 T = TypeVar("T")

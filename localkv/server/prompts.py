@@ -22,7 +22,7 @@ from localkv.structured.grammar import Grammar
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
 from localkv.tool_calls.family import Family
-from localkv.tool_calls.json_call import GENERIC
+from localkv.tool_calls.json_object import GENERIC
 from localkv.tool_calls.tools import Tools
 
 if TYPE_CHECKING:

@@ -9,28 +9,54 @@ from localkv.errors import LocalKVError
 from localkv.loader.answer_tags import writes_channels
 from localkv.loader.chat_messages import messages_for
 from localkv.loader.chat_template import ChatTemplate
-from localkv.tool_calls import (
-    cohere,
-    deepseek,
-    gemma,
-    glm,
-    hermes,
-    invoke_tags,
-    json_call,
-    kimi,
-    mistral,
-    xml_parameters,
-)
 from localkv.tool_calls.family import Family
+from localkv.tool_calls.gemma import GEMMA4, GEMMA4_OPEN
+from localkv.tool_calls.json_object import (
+    COMMAND,
+    COMMAND_ACTION,
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    GENERIC,
+    HARMONY,
+    HERMES,
+    HERMES_OPEN,
+    LLAMA3,
+)
+from localkv.tool_calls.named_object import (
+    DEEPSEEK,
+    DEEPSEEK_CALL,
+    DEEPSEEK_FENCED,
+    KIMI,
+    KIMI_ARGUMENTS,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_CALL_ID,
+    MISTRAL_CALLS,
+    MISTRAL_ID,
+    MISTRAL_LIST,
+)
+from localkv.tool_calls.tagged_arguments import (
+    DSML,
+    DSML_MARK,
+    DSML_V4,
+    DSML_V4_MARK,
+    GLM,
+    GLM_KEY,
+    MINIMAX,
+    MINIMAX_OPEN,
+    QWEN_CODER,
+    SEED_OPEN,
+    SEED_OSS,
+)
 
 _MARKED = (
-    (invoke_tags.DSML_V4_MARK, invoke_tags.DSML_V4),
-    (invoke_tags.DSML_MARK, invoke_tags.DSML),
-    (kimi.ARGUMENTS, kimi.KIMI),
-    (invoke_tags.MINIMAX_OPEN, invoke_tags.MINIMAX),
-    (xml_parameters.SEED_OPEN, xml_parameters.SEED_OSS),
-    (glm.KEY, glm.GLM),
-    (cohere.ACTION, cohere.COMMAND),
+    (DSML_V4_MARK, DSML_V4),
+    (DSML_MARK, DSML),
+    (KIMI_ARGUMENTS, KIMI),
+    (MINIMAX_OPEN, MINIMAX),
+    (SEED_OPEN, SEED_OSS),
+    (GLM_KEY, GLM),
+    (COMMAND_ACTION, COMMAND),
 )
 """Families that a mark of their own shows."""
 
@@ -50,28 +76,28 @@ def family_of(template: ChatTemplate) -> Family:
     A template that shows no syntax, or none that is known, gets `GENERIC`.
     """
     if writes_channels(template.source):
-        return hermes.HARMONY
+        return HARMONY
     shown = _shown(template) or template.source  # some leave calls out, and know their marks
     for mark, family in _MARKED:
         if mark in shown:
             return family
-    if deepseek.CALL in shown:
-        return deepseek.DEEPSEEK_FENCED if "```json" in shown else deepseek.DEEPSEEK
-    if mistral.CALLS in shown:
-        if mistral.ARGS not in shown:
-            return mistral.MISTRAL_LIST
-        return mistral.MISTRAL_ID if mistral.CALL_ID in shown else mistral.MISTRAL
+    if DEEPSEEK_CALL in shown:
+        return DEEPSEEK_FENCED if "```json" in shown else DEEPSEEK
+    if MISTRAL_CALLS in shown:
+        if MISTRAL_ARGS not in shown:
+            return MISTRAL_LIST
+        return MISTRAL_ID if MISTRAL_CALL_ID in shown else MISTRAL
     if re.search(rf"<tool_call>\s*<function={_NAME}>\s*<parameter=word>", shown):
-        return xml_parameters.QWEN_CODER
-    if f"{gemma.OPEN}call:{_NAME}" in shown:
-        return gemma.GEMMA4
-    if re.search(hermes.OPEN + _OBJECT, shown) or re.search(_TOLD, shown):
-        return hermes.HERMES
-    if cohere.FENCED in shown and "tool_name" in shown:
-        return cohere.COMMAND_R
+        return QWEN_CODER
+    if f"{GEMMA4_OPEN}call:{_NAME}" in shown:
+        return GEMMA4
+    if re.search(HERMES_OPEN + _OBJECT, shown) or re.search(_TOLD, shown):
+        return HERMES
+    if COMMAND_R_ACTION in shown and "tool_name" in shown:
+        return COMMAND_R
     if re.search(_OBJECT + r'",\s*"parameters"', shown):
-        return json_call.LLAMA3
-    return json_call.GENERIC
+        return LLAMA3
+    return GENERIC
 
 
 def _shown(template: ChatTemplate) -> str:

@@ -1,15 +1,20 @@
-"""`Family`: how the models of a family write calls; and what the families' files share."""
+"""`Family`: how the models of a family write calls; `CallReader` finds the calls in an answer.
+
+The families' files share what follows them: parts of parsers, and terms of grammars.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localkv.errors import UsageError
 from localkv.structured.schema import styled
-from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.source import CallArguments, CallEvent, Content, Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 
 Term = Callable[[str], str]
@@ -55,6 +60,91 @@ class Family:
     parse: Callable[[Source, Tools], Steps[None]]
     rules: Callable[[Sequence[Tool], Term], CallRules]
     id_size: int = 0
+
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_SIZE = 24
+
+
+class CallReader:
+    """Splits an answer into text and calls.
+
+    How the text is cut into pieces changes nothing but where deltas end. Text that is no call stays
+    text. Reasoning has to be taken out before. A server makes one for each answer::
+
+        reader = CallReader(family_of(template), tools)
+        for piece in answer:
+            send(reader.push(piece))
+        send(reader.end())
+
+    Args:
+        family: of the model (`detection.family_of`).
+        tools: of the request; with none, all is text.
+        new_id: makes the ids of calls; None makes random ones, as the family takes them.
+
+    Attributes:
+        n_calls: that have begun.
+    """
+
+    def __init__(
+        self, family: Family, tools: Tools, *, new_id: Callable[[], str] | None = None
+    ) -> None:
+        self._source = Source(new_id or (lambda: _new_id(family.id_size)))
+        self._steps = family.parse(self._source, tools) if tools else None
+
+    @property
+    def n_calls(self) -> int:
+        return self._source.n_calls
+
+    def push(self, piece: str) -> list[CallEvent]:
+        """What a piece of text adds."""
+        if self._steps is None:
+            return [Content(piece)] if piece else []
+        self._source.text += piece
+        return self._news()
+
+    def end(self, *, is_cut: bool = False) -> list[CallEvent]:
+        """What is left at the end of the text.
+
+        Args:
+            is_cut: the text was cut. What belongs to a call, or may become one, is no text then,
+                and arguments end where they are.
+        """
+        if self._steps is None:
+            return []
+        self._source.is_all = not is_cut
+        return self._news(is_cut=is_cut)
+
+    def _news(self, *, is_cut: bool = False) -> list[CallEvent]:
+        source = self._source
+        if is_cut:
+            source.end_call(is_whole=False)
+        elif self._steps is not None:
+            next(self._steps, None)
+        if source.is_all:
+            source.say(source.text[source.at :])
+            source.finish()
+        news, source.events = _joined(source.events), []
+        return news
+
+
+def _new_id(size: int) -> str:
+    letters = "".join(secrets.choice(_LETTERS) for _ in range(size or _ID_SIZE))
+    return letters if size else f"call_{letters}"
+
+
+def _joined(events: list[CallEvent]) -> list[CallEvent]:
+    """Events with neighbours of a kind as one."""
+    joined: list[CallEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, Content) and isinstance(last, Content):
+            joined[-1] = Content(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            joined[-1] = CallArguments(event.index, last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
 
 
 def everything_between(source: Source, mark: str, call: Callable[[], Steps[bool]]) -> Steps[None]:
@@ -168,23 +258,3 @@ def alternatives(terms: Sequence[str]) -> str:
 def any_call(tools: Sequence[Tool]) -> str:
     """The term of a call of any tool, where `call_0` is the rule of the first, and so on."""
     return alternatives([f"call_{i}" for i in range(len(tools))])
-
-
-def json_calls(
-    tools: Sequence[Tool], key: str = "arguments", *, name_key: str = "name", id_key: str = ""
-) -> tuple[str, list[str]]:
-    """A call as a JSON object: the term, and the rules that it names.
-
-    Args:
-        key: of the arguments.
-        name_key: of the name.
-        id_key: of a number before it, if there is one.
-    """
-    rules, before = [], quoted("{")
-    if id_key:
-        id_begin, id_end = quoted(f'{{"{id_key}": "'), quoted('", ')
-        before = f"{id_begin} /[0-9]{{1,3}}/ {id_end}"
-    for i, tool in enumerate(tools):
-        begin = f'"{name_key}": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-        rules.append(f'call_{i}: {before} {quoted(begin)} {arguments_of(tool)} "}}"')
-    return any_call(tools), rules

@@ -22,7 +22,7 @@ from localkv.tool_calls.family import (
 from localkv.tool_calls.source import MOST_NESTED, Source, Steps
 from localkv.tool_calls.tools import JSON_TYPES, Tool, Tools
 
-OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+GEMMA4_OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CALL = "call:"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 
@@ -43,7 +43,7 @@ def parse(source: Source, tools: Tools) -> Steps[None]:
         yield from after(source, CLOSE)
         return True
 
-    yield from everything_between(source, OPEN, call)
+    yield from everything_between(source, GEMMA4_OPEN, call)
 
 
 def _value(source: Source, depth: int) -> Steps[bool]:
@@ -134,7 +134,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
         head = quoted(f"{_CALL}{tool.name}")
         rules += [*written.rules, f"call_{i}: {head} {forms} {term(CLOSE)}"]
     calls = any_call(tools)
-    return CallRules(OPEN, calls, f"{calls} ({term(OPEN)} {calls})*", rules)
+    return CallRules(GEMMA4_OPEN, calls, f"{calls} ({term(GEMMA4_OPEN)} {calls})*", rules)
 
 
 class _Written:

@@ -1,19 +1,39 @@
-"""Arguments between tags: `<parameter=KEY>VALUE</parameter>`, and what else families write so.
+"""Arguments between tags: a text, or JSON where the tool's schema or a mark says so.
 
-Values are plain text. The tool's schema, or a mark beside the value, says which of them are JSON.
+| Family | What it writes |
+|---|---|
+| Qwen3-Coder, Qwen 3.5, Seed-OSS | `<function=NAME><parameter=KEY>VALUE</parameter>` |
+| GLM 4.5 to 4.7 | `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` |
+| MiniMax M2, DeepSeek V3.2, V4 | `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>` |
+
+Each closes its other tags, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from localkv.errors import UsageError
 from localkv.structured.schema import plain_schema
-from localkv.tool_calls.family import Term, after, alternatives, json_of, quoted
+from localkv.tool_calls.family import (
+    MOST_NAME,
+    CallRules,
+    Family,
+    Term,
+    after,
+    alternatives,
+    any_call,
+    calls_in_sections,
+    everything_between,
+    json_of,
+    quoted,
+    text_rule,
+)
 from localkv.tool_calls.source import Source, Steps
-from localkv.tool_calls.tools import Form, Tool
+from localkv.tool_calls.tools import Form, Tool, Tools
 
 MOST_VALUE = 10_000_000
 TEXT = frozenset(("string",))
@@ -181,3 +201,241 @@ def _is_never(schema: object, tool: Tool) -> bool:
         return plain_schema(schema, tool.parameters, tool.room) is False
     except UsageError:
         return False  # its grammar reports the error
+
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+
+
+def xml_family(name: str, mark: str, mark_end: str, *, in_lines: bool) -> Family:
+    """A family that writes calls so.
+
+    Args:
+        mark, mark_end: what is around a call.
+        in_lines: values are in lines of their own.
+    """
+    return Family(name, _parse_xml(mark, mark_end, in_lines), _xml_rules(mark, mark_end, in_lines))
+
+
+def _parse_xml(mark: str, mark_end: str, in_lines: bool) -> Callable[[Source, Tools], Steps[None]]:
+    def parse(source: Source, tools: Tools) -> Steps[None]:
+        while found := (yield from source.text_up_to(mark, _FUNCTION)):
+            at, n_calls = source.at, source.n_calls
+            yield from source.spaces()
+            is_function = found == _FUNCTION or (yield from source.follows(_FUNCTION))
+            if is_function and (yield from _xml_call(source, tools, in_lines)):
+                if found == mark:
+                    yield from after(source, mark_end)
+            elif source.n_calls == n_calls:
+                source.at = at
+                source.say(found)
+
+    return parse
+
+
+def _xml_call(source: Source, tools: Tools, in_lines: bool) -> Steps[bool]:
+    name = yield from source.up_to((">",), MOST_NAME)
+    if not name or any(char in name for char in '<"\n'):
+        return False
+
+    def argument() -> Steps[Argument | None]:
+        if not (yield from source.follows(_PARAMETER)):
+            return None
+        key = yield from source.up_to((">",), MOST_NAME)
+        return Argument(key, tools.types_of(name, key)) if key else BROKEN_OFF
+
+    yield from tagged_call(source, name, argument, _PARAMETER_END, _FUNCTION_END, in_lines=in_lines)
+    return True
+
+
+def _xml_rules(
+    mark: str, mark_end: str, in_lines: bool
+) -> Callable[[Sequence[Tool], Term], CallRules]:
+    line = "\n" if in_lines else ""
+
+    def rules_of(tools: Sequence[Tool], term: Term) -> CallRules:
+        def opening(key: str, is_text: bool) -> str:
+            return quoted(f"{_PARAMETER}{key}>{line}")
+
+        rules = [text_rule(TEXT_RULE, _PARAMETER_END, term)]
+        tail = quoted(f"{_FUNCTION_END}\n")
+        for i, tool in enumerate(tools):
+            head = quoted(f"\n{_FUNCTION}{tool.name}>\n")
+            given = argument_terms(tool, term, opening, _PARAMETER_END, in_lines=in_lines)
+            rules.append(f"call_{i}: {head} {given} {tail}")
+        calls = any_call(tools)
+        rules.append(f"one_call: {calls} {term(mark_end)}")
+        many = f'one_call ("\\n" {term(mark)} one_call)*'
+        return CallRules(mark, "one_call", many, rules)
+
+    return rules_of
+
+
+QWEN_CODER = xml_family("qwen3-coder", "<tool_call>", "</tool_call>", in_lines=True)
+
+
+SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
+
+SEED_OSS = xml_family("seed-oss", SEED_OPEN, SEED_CLOSE, in_lines=False)
+
+
+GLM_OPEN, GLM_CLOSE = "<tool_call>", "</tool_call>"
+GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END = (
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+)
+_NOT_IN_NAMES = frozenset(' \n\t"{}[]:,')
+
+
+def _parse_glm(source: Source, tools: Tools) -> Steps[None]:
+    """Take all of a text."""
+    yield from everything_between(source, GLM_OPEN, lambda: _glm_call(source, tools))
+
+
+def _glm_call(source: Source, tools: Tools) -> Steps[bool]:
+    name = yield from source.up_to(("<",), MOST_NAME)
+    if name is None:
+        return False
+    source.at, name = source.at - 1, name.strip()
+    if not name or _NOT_IN_NAMES & set(name):
+        return False
+    begin = source.at
+    has_arguments = yield from source.follows(GLM_KEY)
+    if not has_arguments and not (tools.has(name) and (yield from source.follows(GLM_CLOSE))):
+        return False
+    source.at = begin
+
+    def argument() -> Steps[Argument | None]:
+        if not (yield from source.follows(GLM_KEY)):
+            return None
+        key = yield from source.up_to((GLM_KEY_END,), MOST_NAME)
+        if not key:
+            return BROKEN_OFF
+        yield from source.spaces()
+        if not (yield from source.follows(GLM_VALUE)):
+            return BROKEN_OFF
+        return Argument(key, tools.types_of(name, key))
+
+    yield from tagged_call(source, name, argument, GLM_VALUE_END, GLM_CLOSE)
+    return True
+
+
+def _glm_rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    def opening(key: str, is_text: bool) -> str:
+        return f'"\\n"? {term(GLM_KEY)} {quoted(key)} {term(GLM_KEY_END)} "\\n"? {term(GLM_VALUE)}'
+
+    rules = [text_rule(TEXT_RULE, GLM_VALUE_END, term)]
+    for i, tool in enumerate(tools):
+        given = argument_terms(tool, term, opening, GLM_VALUE_END, between="")
+        rules.append(f'call_{i}: {quoted(tool.name)} {given} "\\n"? {term(GLM_CLOSE)}')
+    calls = any_call(tools)
+    return CallRules(GLM_OPEN, calls, f'{calls} ("\\n"? {term(GLM_OPEN)} {calls})*', rules)
+
+
+GLM = Family("glm", _parse_glm, _glm_rules)
+
+
+_JSON = frozenset(("any",))
+_STRING = {"true": TEXT, "false": _JSON}
+"""What a value is by its attribute `string`."""
+
+
+@dataclass(frozen=True)
+class InvokeTags:
+    """The tags of a family.
+
+    Attributes:
+        mark, mark_end: around all calls.
+        prefix: what the names of the other tags begin with.
+        says_string: a parameter says whether its value is text; else the tool's schema does.
+    """
+
+    mark: str
+    mark_end: str
+    prefix: str = ""
+    says_string: bool = False
+
+    def open(self, name: str) -> str:
+        return f"<{self.prefix}{name}"
+
+    def close(self, name: str) -> str:
+        return f"</{self.prefix}{name}>"
+
+    def family(self, name: str) -> Family:
+        """The family that writes calls so."""
+        return Family(name, self._parse, self._rules)
+
+    def _parse(self, source: Source, tools: Tools) -> Steps[None]:
+        mark = f'{self.open("invoke")} name="'
+        yield from calls_in_sections(
+            source, self.mark, mark, lambda: self._call(source, tools), self.mark_end
+        )
+
+    def _call(self, source: Source, tools: Tools) -> Steps[bool]:
+        name = yield from source.up_to(('">',), MOST_NAME)
+        if not name or any(char in name for char in '<"\n'):
+            return False
+
+        def argument() -> Steps[Argument | None]:
+            if not (yield from source.follows(f'{self.open("parameter")} name="')):
+                return None
+            key = yield from source.up_to(('"',), MOST_NAME)
+            said = yield from source.up_to((">",), MOST_NAME)
+            if not key or said is None:
+                return BROKEN_OFF
+            value = said.strip().removeprefix('string="').removesuffix('"')
+            return Argument(key, _STRING.get(value, tools.types_of(name, key)))
+
+        closing, end = self.close("parameter"), self.close("invoke")
+        yield from tagged_call(source, name, argument, closing, end)
+        return True
+
+    def _rules(self, tools: Sequence[Tool], term: Term) -> CallRules:
+        tag = self._term(term)
+
+        def opening(key: str, is_text: bool) -> str:
+            said = f' string="{"true" if is_text else "false"}"' if self.says_string else ""
+            named = f' name="{key}"{said}>'
+            return f"{tag(self.open('parameter'))} {quoted(named)}"
+
+        rules = [text_rule(TEXT_RULE, self.close("parameter"), tag)]
+        for i, tool in enumerate(tools):
+            named = f' name="{tool.name}">\n'
+            head = f"{tag(self.open('invoke'))} {quoted(named)}"
+            given = argument_terms(tool, tag, opening, self.close("parameter"))
+            rules.append(f'call_{i}: {head} {given} {tag(self.close("invoke"))} "\\n"')
+        calls = any_call(tools)
+        one, many = (f'"\\n" {some} {tag(self.mark_end)}' for some in (calls, f"{calls}+"))
+        return CallRules(self.mark, one, many, rules, mark_term=tag(self.mark))
+
+    def _term(self, term: Term) -> Callable[[str], str]:
+        """Terms of tags, in which the prefix may be a token of its own."""
+        if not self.prefix or term(self.prefix) == quoted(self.prefix):
+            return term
+
+        def tag(text: str) -> str:
+            before, found, behind = text.partition(self.prefix)
+            return f"{quoted(before)} {term(self.prefix)} {quoted(behind)}" if found else term(text)
+
+        return tag
+
+
+MINIMAX_OPEN, MINIMAX_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+
+MINIMAX = InvokeTags(MINIMAX_OPEN, MINIMAX_CLOSE).family("minimax")
+
+
+DSML_PREFIX = "｜DSML｜"
+DSML_MARK, DSML_V4_MARK = f"<{DSML_PREFIX}function_calls>", f"<{DSML_PREFIX}tool_calls>"
+
+
+def _dsml_family(name: str, mark: str) -> Family:
+    return InvokeTags(mark, mark.replace("<", "</"), DSML_PREFIX, says_string=True).family(name)
+
+
+DSML, DSML_V4 = (
+    _dsml_family("deepseek-dsml", DSML_MARK),
+    _dsml_family("deepseek-dsml-v4", DSML_V4_MARK),
+)

@@ -8,8 +8,8 @@ import pytest
 
 from localkv.loader.answer_tags import ANSWER_TAGS, CHANNELS, REASONING_TAGS
 from localkv.server.answer import AnswerReader, Reasoning
-from localkv.tool_calls.hermes import HERMES
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.family import CallReader
+from localkv.tool_calls.json_object import HERMES
 from localkv.tool_calls.source import CallArguments, Content
 from localkv.tool_calls.tools import Tools
 

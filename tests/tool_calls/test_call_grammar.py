@@ -17,21 +17,21 @@ from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured.constraint import Constraint, GrammarTokens
 from localkv.structured.grammar import Grammar
 from localkv.tool_calls.call_grammar import call_grammar
-from localkv.tool_calls.cohere import COMMAND, COMMAND_R
-from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
 from localkv.tool_calls.detection import family_of
-from localkv.tool_calls.family import Family
+from localkv.tool_calls.family import CallReader, Family
 from localkv.tool_calls.gemma import GEMMA4
-from localkv.tool_calls.glm import GLM
-from localkv.tool_calls.hermes import HARMONY, HERMES
-from localkv.tool_calls.invoke_tags import DSML, DSML_V4, MINIMAX
-from localkv.tool_calls.json_call import GENERIC, LLAMA3
-from localkv.tool_calls.kimi import KIMI
-from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.json_object import COMMAND, COMMAND_R, GENERIC, HARMONY, HERMES, LLAMA3
+from localkv.tool_calls.named_object import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    KIMI,
+    MISTRAL,
+    MISTRAL_ID,
+    MISTRAL_LIST,
+)
 from localkv.tool_calls.source import gathered
+from localkv.tool_calls.tagged_arguments import DSML, DSML_V4, GLM, MINIMAX, QWEN_CODER, SEED_OSS
 from localkv.tool_calls.tools import Tool, Tools
-from localkv.tool_calls.xml_parameters import QWEN_CODER, SEED_OSS
 from support import client_tools, family_templates
 from support.paths import ROOT
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.tool_calls.cohere import COMMAND, COMMAND_R
-from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
-from localkv.tool_calls.family import Family
+from localkv.tool_calls.family import CallReader, Family
 from localkv.tool_calls.gemma import GEMMA4
-from localkv.tool_calls.glm import GLM
-from localkv.tool_calls.hermes import HARMONY, HERMES
-from localkv.tool_calls.invoke_tags import DSML, DSML_V4, MINIMAX
-from localkv.tool_calls.json_call import GENERIC, LLAMA3
-from localkv.tool_calls.kimi import KIMI
-from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
-from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.json_object import COMMAND, COMMAND_R, GENERIC, HARMONY, HERMES, LLAMA3
+from localkv.tool_calls.named_object import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    KIMI,
+    MISTRAL,
+    MISTRAL_ID,
+    MISTRAL_LIST,
+)
 from localkv.tool_calls.source import CallEvent, Content, ToolCall, gathered
+from localkv.tool_calls.tagged_arguments import DSML, DSML_V4, GLM, MINIMAX, QWEN_CODER, SEED_OSS
 from localkv.tool_calls.tools import Tools
-from localkv.tool_calls.xml_parameters import QWEN_CODER, SEED_OSS
 
 FAMILIES = {
     one.name: one
