@@ -1,4 +1,6 @@
-"""`ChatApp`: the program around the screen: themes and the command palette.
+"""`ChatApp`: the program around the screen: themes, the command palette, and the terminal.
+
+No control character reaches the terminal, and its end is noticed.
 
 Text of the two themes has a contrast of 4.5 to 1 at least, on every background that it has here.
 """
@@ -30,11 +32,18 @@ from localkv.chat.store import KeptStates
 from localkv.errors import LocalKVError, counted
 from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen, EngineFactory
-from localkv.tui.terminal import ControlFilter, when_terminal_ends
 
 if TYPE_CHECKING:
     from localkv.chat.model_choice import Models
+import select
+import threading
+import time
+from collections.abc import Callable
 
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from localkv.system.terminal_text import without_controls
 
 MUTED = 0.75
 """The share of the text's colour in what is said by the way."""
@@ -73,6 +82,72 @@ def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The colours that the chat's styles name and Textual lacks, from the colours of a theme."""
     text = Color.parse(variables["foreground"])
     return {"muted": text.hex if text.ansi is not None else text.with_alpha(MUTED).hex}
+
+
+class ControlFilter(LineFilter):
+    """Drops control characters, and links that the terminal itself would open.
+
+    Widgets show control characters of answers and names where they expect them. This filter is the
+    last thing that every line of the screen goes through, and drops those that widgets miss:
+    neither Textual nor Rich holds them back.
+    """
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        if all(_is_harmless(segment) for segment in segments):
+            return segments
+        return list(map(_harmless, segments))
+
+
+def _is_harmless(segment: Segment) -> bool:
+    text, style, _ = segment
+    return text.isprintable() and (style is None or style.link is None)
+
+
+def _harmless(segment: Segment) -> Segment:
+    text, style, control = segment
+    kept = without_controls(text)
+    kept += " " * (cell_len(text) - cell_len(kept))
+    return Segment(kept, style.update_link(None) if style else None, control)
+
+
+GRACE_SECONDS = 12.0
+"""How long the end may take: another chat may be writing to the file of sessions (`PATIENCE`)."""
+PAUSE_SECONDS = 1.0
+"""Between looks at a terminal that the system can't wait for (macOS)."""
+EXIT_CODE = 129
+"""The exit code that shells report for a program that SIGHUP ended."""
+
+
+def wait_for_end() -> None:
+    """Return when the other end of the terminal is closed."""
+    poll = select.poll()
+    try:
+        poll.register(sys.__stdin__.fileno(), 0)  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return
+    while not any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll()):
+        time.sleep(PAUSE_SECONDS)
+
+
+def when_terminal_ends(end: Callable[[], object]) -> None:
+    """Call `end` from another thread when the terminal ends; end the process if it goes on.
+
+    SIGHUP says that the terminal was closed, but not where it is ignored (nohup) or nobody sends
+    it. Textual then goes on: the thread that reads keys finds an end of input and reads again, and
+    the one that writes ends with an error, after which the screen's thread waits for ever once 30
+    pieces are to be written. Windows ends programs by itself.
+    """
+
+    def watch() -> None:
+        wait_for_end()
+        try:
+            end()
+            time.sleep(GRACE_SECONDS)
+        finally:
+            os._exit(EXIT_CODE)
+
+    if hasattr(select, "poll"):
+        threading.Thread(target=watch, name="terminal-end", daemon=True).start()
 
 
 _SCHEMES = ("http", "https", "mailto")

@@ -53,10 +53,16 @@ from localkv.tui.engine_driver import (
 from localkv.tui.figures import title_line
 from localkv.tui.full_context import FullContext, FullContextScreen
 from localkv.tui.slash_commands import COMMANDS, change_setting, run_command
-from localkv.tui.widgets.cache_meter import CacheMeter, MeterState, StatusLine
-from localkv.tui.widgets.fitting_footer import FittingFooter
-from localkv.tui.widgets.load_strip import LoadStrip
-from localkv.tui.widgets.prompt import CommandHints, Prompt, PromptSubmitted
+from localkv.tui.widgets.engine_view import CacheMeter, LoadStrip, MeterState, StatusLine, Welcome
+from localkv.tui.widgets.prompt import (
+    CommandHints,
+    FittingFooter,
+    Prompt,
+    PromptSubmitted,
+    Waiting,
+    WaitingEditWanted,
+    WaitingRemoved,
+)
 from localkv.tui.widgets.side_panel import (
     SettingChanged,
     Settings,
@@ -72,8 +78,6 @@ from localkv.tui.widgets.transcript import (
     RetryWanted,
     Transcript,
 )
-from localkv.tui.widgets.waiting import Waiting, WaitingEditWanted, WaitingRemoved
-from localkv.tui.widgets.welcome import Welcome
 
 if TYPE_CHECKING:
     from localkv.chat.model_choice import Models

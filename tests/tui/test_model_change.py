@@ -11,7 +11,7 @@ from textual.widgets import Input, OptionList
 from localkv.chat.model_choice import Models
 from localkv.errors import DoesNotFitError, ModelFileError
 from localkv.tui.dialogs import ModelScreen
-from localkv.tui.widgets.load_strip import LoadStrip
+from localkv.tui.widgets.engine_view import LoadStrip
 from support.chat_pilot import FakeModels, user
 from support.fake_engine import FakeEngine, Wait
 

@@ -6,7 +6,7 @@ import pytest
 
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError
-from localkv.tui.widgets.waiting import Waiting, WaitingMessage
+from localkv.tui.widgets.prompt import Waiting, WaitingMessage
 from support.chat_pilot import User, user
 from support.fake_engine import FACTS, FakeEngine, Wait
 

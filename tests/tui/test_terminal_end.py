@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ends programs b
 
 WATCH = """
 import sys, time
-from localkv.tui import terminal
+from localkv.tui import app as terminal
 terminal.GRACE_SECONDS = 0.2
 terminal.when_terminal_ends({end})
 print("ready", flush=True)

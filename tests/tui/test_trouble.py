@@ -11,7 +11,7 @@ from localkv.chat.engine import EngineStoppedError
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.tui.dialogs import ChoiceScreen
-from localkv.tui.widgets.load_strip import LoadStrip
+from localkv.tui.widgets.engine_view import LoadStrip
 from support.chat_pilot import choose, user, words
 from support.fake_engine import FACTS, FakeEngine, Wait
 

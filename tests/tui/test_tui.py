@@ -10,7 +10,7 @@ from textual.widgets import Collapsible, Static
 from localkv.chat.engine import PromptProgress
 from localkv.chat.store import Store
 from localkv.tui.figures import columns
-from localkv.tui.widgets.load_strip import LoadStrip
+from localkv.tui.widgets.engine_view import LoadStrip
 from localkv.tui.widgets.transcript import MessageView, PromptReading
 from support.chat_pilot import user, words
 from support.fake_engine import FACTS, FakeEngine, Wait

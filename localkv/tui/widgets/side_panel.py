@@ -18,7 +18,7 @@ from localkv.chat.engine import EngineFacts, TextDelta
 from localkv.chat.session import ChatSession
 from localkv.tui.chat_audit import ChatAudit
 from localkv.tui.figures import columns, size, spread
-from localkv.tui.widgets.cache_meter import CacheMeter
+from localkv.tui.widgets.engine_view import CacheMeter
 from localkv.tui.widgets.prompt import TextField
 
 N_VALUES = 64

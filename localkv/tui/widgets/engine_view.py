@@ -1,16 +1,79 @@
-"""The cache meter: how full the context is, and the memory of K and V. In a panel or a line."""
+"""The engine on the screen: how far loading is, its model before the first message, its cache."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.content import Content
 from textual.widgets import Static
 
 from localkv.chat.cache_figures import CacheFigures, cache_figures
-from localkv.chat.engine import EngineFacts, Finished
-from localkv.errors import counted
+from localkv.chat.engine import LOAD_STAGES, EngineFacts, Finished, LoadProgress
+from localkv.errors import LocalKVError, counted
 from localkv.tui.figures import bar, size, spread
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+class LoadStrip(Static):
+    """One line above the prompt; it is not there while the engine is ready."""
+
+    def on_mount(self) -> None:
+        self._started = time.monotonic()
+        self._progress: LoadProgress | None = None
+        self._timer = self.set_interval(0.1, self._draw, pause=True)
+
+    def start(self) -> None:
+        """Loading begins."""
+        self._started = time.monotonic()
+        self._progress = LoadProgress(LOAD_STAGES[0])
+        self.remove_class("-error")
+        self.display = True
+        self._timer.resume()
+        self._draw()
+
+    def show_progress(self, progress: LoadProgress) -> None:
+        self._progress = progress
+        self._draw()
+
+    def done(self) -> None:
+        """The engine is ready."""
+        self._timer.pause()
+        self.display = False
+
+    def fail(self, error: LocalKVError) -> None:
+        """There is no engine."""
+        self._timer.pause()
+        self.add_class("-error")
+        self.display = True
+        hint = f" ({error.hint})" if error.hint else ""
+        self.update(
+            Content(f"✗ {error.message}{hint}\n  F5 starts the engine again, /model another")
+        )
+
+    def _draw(self) -> None:
+        if self._progress is None:
+            return
+        elapsed = time.monotonic() - self._started
+        at = LOAD_STAGES.index(self._progress.stage)
+        parts: list[Content] = []
+        for i, stage in enumerate(LOAD_STAGES):
+            if i < at:
+                parts.append(Content.assemble(("✓ ", "$success"), (stage, "$muted")))
+            elif i == at:
+                spin = _SPINNER[int(elapsed * 10) % len(_SPINNER)]
+                parts.append(Content.assemble((f"{spin} ", "$primary"), (stage, "bold")))
+                if self._progress.total:
+                    counted = f" {self._progress.done}/{self._progress.total}"
+                    parts[-1] += Content.styled(counted, "$muted")
+            else:
+                parts.append(Content.styled(f"· {stage}", "$muted"))
+        once = ", compiled for this CPU, once" if at == len(LOAD_STAGES) - 1 and elapsed > 5 else ""
+        parts.append(Content.styled(f"{elapsed:.0f} s{once}", "$muted"))
+        self.update(Content("   ").join(parts))
+
 
 NEARLY_FULL = 0.85
 """Above this share of the context the meter warns."""
@@ -193,3 +256,40 @@ def cache_types(facts: EngineFacts, figures: CacheFigures) -> Content:
         return Content(f"KV {figures.type_k}")
     k, v = ("K ", "bold $primary"), ("  V ", "bold $accent")
     return Content.assemble(k, figures.type_k, v, figures.type_v)
+
+
+_KEYS = "/ lists commands, F1 keys, Ctrl+O sessions"
+
+
+class Welcome(Static):
+    """The screen of an empty conversation: the model, and how to find out the rest."""
+
+    def show_loading(self, name: str) -> None:
+        """The model is not there yet."""
+        self.update(
+            Content.assemble((name, "bold"), "\n", ("loading; you can write already", "$muted"))
+        )
+
+    def show_model(self, facts: EngineFacts, carried: Sequence[str] = ()) -> None:
+        """The model is there.
+
+        Args:
+            facts: of the engine.
+            carried: settings that came along from the chat before.
+        """
+        lines = [Content.styled(facts.name, "bold")]
+        if facts.layers:
+            figures = cache_figures(facts)
+            f16 = "" if figures.is_f16 else f"   f16 would take {size(figures.f16_bytes)}"
+            lines += [
+                Content.styled(
+                    f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", "$muted"
+                ),
+                Content.assemble(cache_types(facts, figures), (f16, "$muted")),
+            ]
+        else:
+            lines.append(Content.styled(facts.server, "$muted"))
+        if carried:
+            lines += [Content(""), Content.styled("as before: " + ", ".join(carried), "$muted")]
+        lines += [Content(""), Content.styled(_KEYS, "$muted")]
+        self.update(Content("\n").join(lines))
