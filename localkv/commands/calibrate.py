@@ -13,7 +13,7 @@ from localkv.cache.layout import DEFAULT_TAIL
 from localkv.commands.loading_options import loading_options, unoffered_values
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import named_or_shipped
-from localkv.commands.options import json_option, option
+from localkv.commands.options import MEASURE, OUTPUT, TEXTS, json_option
 from localkv.commands.output import TextOutput, check_writable, note, warn
 from localkv.commands.parsing import Command, Whole
 from localkv.commands.pictures import check_plot
@@ -402,70 +402,55 @@ calibrate = Command(
     ],
     essentials="-m -hf -f -o --tokens --types --bits --smooth --kv-tail -t -dev --plot --json",
     params=[
-        option(
-            "-f",
-            "--file",
-            panel="Text",
+        TEXTS.option(
+            "-f --file",
             metavar="FILE",
             help="The text, UTF-8; - is stdin. [default: one that comes with localkv]",
         ),
-        option(
+        TEXTS.option(
             "--tokens",
-            panel="Text",
             type=Whole(LEAST_CHUNK),
             default=DEFAULT_TOKENS,
-            show_default=True,
-            metavar="N",
             help=f"Tokens of the text to measure with, in chunks of {CHUNK}.",
         ),
-        option(
+        MEASURE.option(
             "--types",
-            panel="Measure",
             metavar="TYPES",
             help="Cache types to measure, with commas between them. [default: integers and "
             "codebooks, by layer only those that no smaller one beats in all layers]",
         ),
-        option(
+        MEASURE.option(
             "--bits",
-            panel="Measure",
             metavar="LIST",
             help="Budgets of bits per value for which types are found, with commas between them. "
             "[default: 3 to 8.5]",
         ),
-        option(
+        MEASURE.option(
             "--kv-tail",
-            panel="Measure",
             default=f"0,{DEFAULT_TAIL}",
-            show_default=True,
             metavar="LIST",
             help="Types are found with each of these numbers of newest tokens in f16, which a "
             "cache with these types has, too. Types with scales by channel need some; with 0 there "
             "is no sink either.",
         ),
-        option(
+        MEASURE.option(
             "--smooth",
-            panel="Measure",
             type=click.FloatRange(0, 1),
             default=0.5,
-            show_default=True,
             metavar="ALPHA",
             help="Divide channels of K and V by their magnitude to this power, and multiply K's "
             "with the queries' magnitude to what is left of 1, inside the weights. The model stays "
             "as it is, and small channels keep their precision beside large ones; 0 is off.",
         ),
         *(param for param in loading_options() if param.name in _USED),
-        option(
-            "-o",
-            "--output",
-            panel="Output",
+        OUTPUT.option(
+            "-o --output",
             metavar="FILE",
             help="The profile. [default: in the platform's data folder, where --kv-profile auto "
             "finds it]",
         ),
-        option(
-            "plot_file",
-            "--plot",
-            panel="Output",
+        OUTPUT.option(
+            "plot_file --plot",
             metavar="FILE",
             help="Draw the magnitudes of channels, and the divergence of each layer in each type, "
             "as a picture (.png, .svg, .pdf).",

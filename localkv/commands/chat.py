@@ -31,7 +31,7 @@ from localkv.commands.loading_options import (
     speculation_options,
 )
 from localkv.commands.model_file import model_file, named_or_shipped
-from localkv.commands.options import escape_option, flag, model_options, option, say_preset
+from localkv.commands.options import Panel, escape_option, model_options, say_preset
 from localkv.commands.output import is_terminal, note
 from localkv.commands.parsing import Choice, Command
 from localkv.commands.texts import unescape
@@ -42,60 +42,51 @@ from localkv.system.threads import default_threads
 if TYPE_CHECKING:
     from localkv.chat.engine import EngineOptions
 
+_CHAT = Panel("Chat")
+
 
 _CHAT_OPTIONS: list[click.Parameter] = [
-    *system_options("Chat", "conversation"),
-    escape_option("Chat", "-sys, --prefill, -r and --dry-sequence-breaker"),
-    *template_options("Chat"),
-    *chat_options("Chat"),
-    option(
+    *system_options(_CHAT, "conversation"),
+    escape_option(_CHAT, "-sys, --prefill, -r and --dry-sequence-breaker"),
+    *template_options(_CHAT),
+    *chat_options(_CHAT),
+    _CHAT.option(
         "--server",
-        panel="Chat",
         metavar="URL",
         help="Talk with the model of a server that speaks OpenAI's API, such as localkv serve, "
         "instead of one that is loaded here.",
     ),
-    option(
-        "--api-key",
-        panel="Chat",
-        llama_env="API_KEY",
-        metavar="KEY",
-        help="The key that the server wants.",
+    _CHAT.option(
+        "--api-key", llama_env="API_KEY", metavar="KEY", help="The key that the server wants."
     ),
-    option(
+    _CHAT.option(
         "--audit",
-        panel="Chat",
         type=Choice(["auto"]),
         metavar="auto",
         help="Find out of each answer what the packed cache has changed, as /audit does, while "
         "nobody presses a key.",
     ),
-    flag(
+    _CHAT.flag(
         "--continue",
-        panel="Chat",
         help="Go on with the newest session, its settings, and its context if that was larger.",
     ),
-    flag(
+    _CHAT.flag(
         "--keep-state",
-        panel="Chat",
         help="Keep what the model has evaluated of each session in a file beside the sessions, and "
         "go on from there when it is opened again.",
     ),
-    flag(
+    _CHAT.flag(
         "--exact",
-        panel="Chat",
         help="Read each answer again as part of the next prompt, so that on a CPU no answer "
         "depends on the content of the cache. Otherwise it stays there as it was written.",
     ),
-    option(
+    _CHAT.option(
         "--sessions",
-        panel="Chat",
         metavar="FILE",
         help="Where sessions are kept. [default: chats.sqlite3 in the platform's data folder]",
     ),
-    flag(
+    _CHAT.flag(
         "--repair",
-        panel="Chat",
         help="Make a new file of sessions from everything that can be read in a damaged one, which "
         "is kept.",
     ),

@@ -45,10 +45,10 @@ from localkv.cache.layout import codebooks_in_words, in_words
 from localkv.commands.generation_options import chat_options, system_options, template_options
 from localkv.commands.model import cache_types, groups_json, memory_bytes, memory_json
 from localkv.commands.options import (
+    OUTPUT,
+    Panel,
     escape_option,
-    flag,
     json_option,
-    option,
     quiet_option,
     raw_option,
 )
@@ -81,6 +81,9 @@ if TYPE_CHECKING:
 
 STDIN = "{stdin}"
 """In -p, the place of the text on stdin."""
+
+_PROMPT = Panel("Prompt")
+_STATE = Panel("Saved state")
 
 
 def _run(
@@ -234,56 +237,46 @@ def _interruptible(cancel: Event) -> Iterator[None]:
 
 
 PROMPT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-p",
-        "--prompt",
-        panel="Prompt",
+    _PROMPT.option(
+        "-p --prompt",
         metavar="TEXT",
         help=f"The text to continue; {STDIN} in it is the place of the text on stdin, which is "
         "not read otherwise.",
     ),
-    option(
-        "-f",
-        "--file",
-        panel="Prompt",
+    _PROMPT.option(
+        "-f --file",
         metavar="FILE",
         help="Read the prompt from a UTF-8 file, unchanged except for one final line break; - is "
         "stdin, which -p may follow, after an empty line.",
     ),
     escape_option(
-        "Prompt", "-p, -sys, --prefill, -r and --dry-sequence-breaker; never in files and stdin"
+        _PROMPT, "-p, -sys, --prefill, -r and --dry-sequence-breaker; never in files and stdin"
     ),
-    flag(
+    _PROMPT.flag(
         "--parse-special",
-        panel="Prompt",
         help="Read control tokens written in the prompt, such as <|im_start|>, as control tokens.",
     ),
-    flag("--chat", panel="Prompt", help="Answer the prompt through the model's chat template."),
-    *system_options("Prompt", "prompt", "; implies --chat"),
-    *template_options("Prompt", implied="; implies --chat"),
-    *chat_options("Prompt", implied="; implies --chat"),
+    _PROMPT.flag("--chat", help="Answer the prompt through the model's chat template."),
+    *system_options(_PROMPT, "prompt", "; implies --chat"),
+    *template_options(_PROMPT, implied="; implies --chat"),
+    *chat_options(_PROMPT, implied="; implies --chat"),
 ]
 
 OUTPUT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-o",
-        "--output",
-        panel="Output",
+    OUTPUT.option(
+        "-o --output",
         metavar="FILE",
         help="Write to this file instead of stdout, while the text is generated.",
     ),
     json_option(),
-    option(
+    OUTPUT.option(
         "--logprobs",
-        panel="Output",
         type=Whole(0),
-        metavar="N",
         help="With --json, say how probable each token was, and the N most probable ones: natural "
         "logarithms of the model's own probabilities, before all samplers.",
     ),
-    option(
+    OUTPUT.option(
         "--audit",
-        panel="Output",
         type=Choice(["kept", "exact"]),
         is_flag=False,
         flag_value="kept",
@@ -292,21 +285,15 @@ OUTPUT_OPTIONS: list[click.Parameter] = [
         "cache changed: divergence, and the tokens with another most likely choice. With exact the "
         "divergence leaves nothing out, and it takes twice as long.",
     ),
-    option(
+    OUTPUT.option(
         "--stream/--no-stream",
-        panel="Output",
         type=bool,
         default=True,
         help="Print the text while it is generated, or once it is complete.  [default: stream]",
     ),
     raw_option(),
-    flag("--stats", panel="Output", help="Print speed and sizes on stderr at the end."),
-    flag(
-        "-v",
-        "--verbose",
-        panel="Output",
-        help="Describe on stderr the model, and the kernels that run it.",
-    ),
+    OUTPUT.flag("--stats", help="Print speed and sizes on stderr at the end."),
+    OUTPUT.flag("-v --verbose", help="Describe on stderr the model, and the kernels that run it."),
     quiet_option("Leave out the lines on stderr about memory and about the flags of --preset."),
 ]
 
@@ -499,39 +486,33 @@ class Waited:
             self.first_token = process_age() - self.start - self.load
 
 
-_STRUCTURED = "Structured output"
+_STRUCTURED = Panel("Structured output")
 _JSON_BEGINS = ("{", "[", "true", "false")
 
 
 def grammar_options() -> list[click.Parameter]:
     """What the text has to be."""
     return [
-        option(
-            "-j",
-            "--json-schema",
-            panel=_STRUCTURED,
+        _STRUCTURED.option(
+            "-j --json-schema",
             metavar="JSON",
             help="The text is JSON that this JSON schema describes: the schema itself, such as "
             '\'{"type": "object"}\' for any object, or a file. With --chat it comes after the '
             "reasoning.",
         ),
-        option(
-            "-jf",
-            "--json-schema-file",
-            panel=_STRUCTURED,
+        _STRUCTURED.option(
+            "-jf --json-schema-file",
             metavar="FILE",
             help="The same, with the schema in a file; - is stdin.",
         ),
-        option(
+        _STRUCTURED.option(
             "--grammar",
-            panel=_STRUCTURED,
             metavar="TEXT",
             help="The text is one of this grammar: GBNF, as llama.cpp has it, or llguidance's "
             "Lark.",
         ),
-        option(
+        _STRUCTURED.option(
             "--grammar-file",
-            panel=_STRUCTURED,
             metavar="FILE",
             help="The same, with the grammar in a file; - is stdin.",
         ),
@@ -572,36 +553,25 @@ _STATE_OPTIONS = ("save_state", "load_state", "prompt_cache", "prompt_cache_all"
 def state_options() -> list[click.Parameter]:
     """What `SavedStates.of` reads."""
     return [
-        option(
+        _STATE.option(
             "--load-state",
-            panel="Saved state",
             metavar="FILE",
             help="Go on from the text that --save-state has put there, as far as the prompt begins "
             'like it; -p "" continues all of it. Other types of K and V are converted.',
         ),
-        option(
+        _STATE.option(
             "--save-state",
-            panel="Saved state",
             metavar="FILE",
             help="Write prompt and answer there at the end, with their rows of K and V.",
         ),
-        option(
+        _STATE.option(
             "--prompt-cache",
-            panel="Saved state",
             metavar="FILE",
             help="Load this file as --load-state does, if there is one, and write the prompt to it "
             "as --save-state does, if it is another one.",
         ),
-        flag(
-            "--prompt-cache-all",
-            panel="Saved state",
-            help="Write the answer to --prompt-cache, too.",
-        ),
-        flag(
-            "--prompt-cache-ro",
-            panel="Saved state",
-            help="Leave the file of --prompt-cache as it is.",
-        ),
+        _STATE.flag("--prompt-cache-all", help="Write the answer to --prompt-cache, too."),
+        _STATE.flag("--prompt-cache-ro", help="Leave the file of --prompt-cache as it is."),
     ]
 
 

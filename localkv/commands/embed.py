@@ -10,7 +10,7 @@ import click
 from localkv.commands.loading_options import loading_options
 from localkv.commands.model import all_warnings, load_llm, memory_line
 from localkv.commands.model_file import check_model_is_named
-from localkv.commands.options import escape_option, flag, option
+from localkv.commands.options import OUTPUT, TEXTS, Panel, escape_option
 from localkv.commands.output import TextOutput, say, warn
 from localkv.commands.parsing import Choice, Command, Whole
 from localkv.commands.texts import read_file, read_stdin, unescape, without_final_newline
@@ -20,75 +20,55 @@ if TYPE_CHECKING:
     from localkv.engine.embedding import Pooling
     from localkv.llm import LLM
 
+_EMBEDDING = Panel("Embedding")
+
 
 _OPTIONS: list[click.Parameter] = [
-    option(
-        "-p",
-        "--prompt",
-        panel="Text",
-        metavar="TEXT",
-        help="The texts, one in each line.",
-    ),
-    option(
-        "-f",
-        "--file",
-        panel="Text",
+    TEXTS.option("-p --prompt", metavar="TEXT", help="The texts, one in each line."),
+    TEXTS.option(
+        "-f --file",
         metavar="FILE",
         help="Read them from a UTF-8 file; - is stdin, as without -p and -f.",
     ),
-    escape_option("Text", "-p and --embd-separator; never in files and stdin"),
-    option(
+    escape_option(TEXTS, "-p and --embd-separator; never in files and stdin"),
+    TEXTS.option(
         "--embd-separator",
-        panel="Text",
         metavar="TEXT",
         default=r"\n",
-        show_default=True,
         help='Where one text ends and the next begins; "" makes all of it one text.',
     ),
-    flag(
+    TEXTS.flag(
         "--parse-special",
-        panel="Text",
         help="Read control tokens written in the texts, such as <|im_start|>, as control tokens.",
     ),
-    option(
+    _EMBEDDING.option(
         "--pooling",
-        panel="Embedding",
         llama_env="POOLING",
         type=Choice(("none", "mean", "last"), case_sensitive=False),
         metavar="NAME",
         help="From tokens to a text: their mean, the last one, or none, which prints every token's "
         "vector. [default: what the model was trained for, or mean]",
     ),
-    option(
+    _EMBEDDING.option(
         "--embd-normalize",
-        panel="Embedding",
         type=Whole(-1),
         default=2,
-        show_default=True,
-        metavar="N",
         help="The norm that a vector is divided by: -1 none, 0 the largest magnitude (which "
         "becomes 32760), 1 taxicab, 2 Euclidean, other p p-norm.",
     ),
 ]
 
 _OUTPUT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-o",
-        "--output",
-        panel="Output",
-        metavar="FILE",
-        help="Write to this file instead of stdout.",
-    ),
-    option(
+    OUTPUT.option("-o --output", metavar="FILE", help="Write to this file instead of stdout."),
+    OUTPUT.option(
         "--embd-output-format",
-        panel="Output",
         type=Choice(("raw", "array", "json", "json+"), case_sensitive=False),
         metavar="NAME",
         help="raw: a line of numbers for each vector. array: an array of arrays. json: as OpenAI's "
         "API. json+: with a matrix of cosine similarities. [default: raw]",
     ),
-    flag("as_json", "--json", panel="Output", help="The same as --embd-output-format json."),
-    flag("-q", "--quiet", panel="Output", help="Leave out the line on stderr about memory."),
+    OUTPUT.flag("as_json --json", help="The same as --embd-output-format json."),
+    OUTPUT.flag("-q --quiet", help="Leave out the line on stderr about memory."),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from localkv.commands.options import flag, option
+from localkv.commands.options import Panel
 from localkv.commands.parsing import WHOLE, Choice, Option, Text, Whole, distance
 from localkv.commands.texts import read_file, unescape, without_final_newline
 from localkv.errors import UsageError
@@ -31,9 +31,11 @@ from localkv.sampling.params import (
     parse_samplers,
 )
 
-_SAMPLING = "Sampling"
+_SAMPLING = Panel("Sampling")
 _DEFAULTS = SamplingParams()
 _LOGIT_BIAS = re.compile(r"\s*(\d+)\s*([+-])\s*(\S+)\s*")
+
+_LENGTH = Panel("Length")
 
 
 class LogitBias(Text):
@@ -62,14 +64,11 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
 def _number(name: str, number: Number) -> Option:
     """The option of a number; `SamplingParams` checks its range."""
     default = getattr(_DEFAULTS, name)
-    return option(
-        name,
-        *number.flags,
-        panel=_SAMPLING,
+    return _SAMPLING.option(
+        " ".join((name, *number.flags)),
         llama_env=number.llama_env,
         type=type(default),
         default=default,
-        show_default=True,
         metavar="N",
         help=number.help,
     )
@@ -78,47 +77,38 @@ def _number(name: str, number: Number) -> Option:
 def sampling_options() -> list[click.Parameter]:
     """Options named like the fields of `SamplingParams`; `sampling_params` reads them."""
     return [
-        option(
-            "-s",
-            "--seed",
-            panel=_SAMPLING,
+        _SAMPLING.option(
+            "-s --seed",
             type=Whole(-1),
             default=-1,
             metavar="SEED",
             help="Of the random generator; -1 draws one, which --json and --stats show. "
             "[default: -1]",
+            show_default=False,
         ),
         *(_number(name, number) for name, number in NUMBERS.items() if number.flags),
-        option(
-            "dry_sequence_breakers",
-            "--dry-sequence-breaker",
-            panel=_SAMPLING,
+        _SAMPLING.option(
+            "dry_sequence_breakers --dry-sequence-breaker",
             multiple=True,
             metavar="TEXT",
             help='DRY does not look past this; replaces \\n : " *, may be given again; '
             '"none" for no breakers.',
         ),
-        option(
-            "-l",
-            "--logit-bias",
-            panel=_SAMPLING,
+        _SAMPLING.option(
+            "-l --logit-bias",
             type=LogitBias(),
             multiple=True,
             metavar="ID(+/-)BIAS",
             help="Add to a token's logit, e.g. 15043+1; -inf bans it. May be given again.",
         ),
-        option(
+        _SAMPLING.option(
             "--samplers",
-            panel=_SAMPLING,
             metavar="NAMES",
             help="The samplers to run, in order, with ; between them. "
             f"[default: {';'.join(SAMPLER_ORDER)}]",
         ),
-        option(
-            "sampling_seq",
-            "--sampler-seq",
-            "--sampling-seq",
-            panel=_SAMPLING,
+        _SAMPLING.option(
+            "sampling_seq --sampler-seq --sampling-seq",
             metavar="LETTERS",
             help=f"The same by letters. [default: {SAMPLER_LETTERS}]",
         ),
@@ -169,30 +159,20 @@ def _chain(names: str | None, letters: str | None) -> tuple[str, ...]:
 def length_options() -> list[click.Parameter]:
     """The options that say where a generation ends."""
     return [
-        option(
-            "n_predict",
-            "-n",
-            "--predict",
-            "--n-predict",
-            panel="Length",
+        _LENGTH.option(
+            "n_predict -n --predict --n-predict",
             llama_env="N_PREDICT",
             type=Whole(-2),
             default=-1,
-            show_default=True,
-            metavar="N",
             help="Most tokens to generate; -1 and -2 go on to the end of the context.",
         ),
-        option(
-            "stop",
-            "-r",
-            "--reverse-prompt",
-            "--stop",
-            panel="Length",
+        _LENGTH.option(
+            "stop -r --reverse-prompt --stop",
             multiple=True,
             metavar="TEXT",
             help="End before this text; may be given again.",
         ),
-        flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
+        _LENGTH.flag("--ignore-eos", help="Never draw a token that ends the generation."),
     ]
 
 
@@ -203,20 +183,16 @@ _CHAT_OPTIONS = (
 )
 
 
-def system_options(panel: str, what: str, implied: str = "") -> list[click.Parameter]:
+def system_options(panel: Panel, what: str, implied: str = "") -> list[click.Parameter]:
     """The options for an instruction; `system_text` reads them."""
     return [
-        option(
-            "-sys",
-            "--system-prompt",
-            panel=panel,
+        panel.option(
+            "-sys --system-prompt",
             metavar="TEXT",
             help=f"An instruction that comes before the {what}{implied}.",
         ),
-        option(
-            "-sysf",
-            "--system-prompt-file",
-            panel=panel,
+        panel.option(
+            "-sysf --system-prompt-file",
             metavar="FILE",
             help=f"The instruction, from a UTF-8 file without its last line break; "
             f"- is stdin{implied}.",
@@ -236,20 +212,18 @@ def system_text(values: Mapping[str, Any], *, escape: bool) -> str | None:
     return unescape(text) if text is not None and escape else text
 
 
-def template_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
+def template_options(panel: Panel, *, implied: str = "") -> list[click.Parameter]:
     """The options for another template than the model's; `template_text` reads them."""
     return [
-        option(
+        panel.option(
             "--chat-template",
-            panel=panel,
             llama_env="CHAT_TEMPLATE",
             metavar="NAME",
             help=f"A chat template in place of the model's: a name of llama.cpp's "
             f"({', '.join(NAMED_TEMPLATES)}), or Jinja{implied}.",
         ),
-        option(
+        panel.option(
             "--chat-template-file",
-            panel=panel,
             llama_env="CHAT_TEMPLATE_FILE",
             metavar="FILE",
             help=f"The template, from a file with Jinja{implied}.",
@@ -295,7 +269,7 @@ def nearest(values: Mapping[str, Any], text: str, file: str) -> tuple[str | None
     return (values[text], None) if near < nearer else (None, values[file])
 
 
-def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
+def chat_options(panel: Panel, *, implied: str = "") -> list[click.Parameter]:
     """The options; `chat_arguments` reads them.
 
     Args:
@@ -303,46 +277,37 @@ def chat_options(panel: str, *, implied: str = "") -> list[click.Parameter]:
         implied: the end of each option's help.
     """
     return [
-        option(
+        panel.option(
             "--think/--no-think",
-            panel=panel,
             type=bool,
             default=None,
             help="Let the model reason before it answers, or not: the template's variable "
             f"enable_thinking, which Qwen3's family reads{implied}.",
         ),
-        option(
+        panel.option(
             "--reasoning-budget",
-            panel=panel,
             llama_env="THINK_BUDGET",
             type=Whole(-1),
-            metavar="N",
             help="Most tokens of reasoning at the start of an answer; then its end is put there, "
             f"and the answer goes on. -1 for no limit, 0 for none{implied}.",
         ),
-        option(
+        panel.option(
             "--reasoning-effort",
-            panel=panel,
             type=Choice(EFFORTS),
             help="How much the model reasons: none switches it off, the others are for templates "
             f"that read reasoning_effort, as gpt-oss's{implied}.",
         ),
-        option(
-            "--prefill",
-            panel=panel,
-            metavar="TEXT",
-            help=f"The answer begins with this text{implied}.",
+        panel.option(
+            "--prefill", metavar="TEXT", help=f"The answer begins with this text{implied}."
         ),
-        option(
+        panel.option(
             "--tools",
-            panel=panel,
             metavar="FILE",
             help="A JSON list of the tools that the model is told of, as OpenAI's API takes it"
             f"{implied}.",
         ),
-        option(
+        panel.option(
             "--chat-template-kwargs",
-            panel=panel,
             llama_env="CHAT_TEMPLATE_KWARGS",
             metavar="JSON",
             help="More variables for the chat template, an object such as "

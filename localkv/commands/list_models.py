@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.commands.options import flag, json_option
+from localkv.commands.options import OUTPUT, json_option
 from localkv.commands.output import one_line, table, warn
 from localkv.commands.parsing import Command
 from localkv.errors import ModelFileError, byte_size
@@ -87,7 +87,7 @@ list_models = Command(
         ("For scripts", "localkv list --json"),
     ],
     params=[
-        flag("-q", "--quiet", panel="Output", help="Print the names only."),
+        OUTPUT.flag("-q --quiet", help="Print the names only."),
         json_option(),
     ],
     callback=_run,

@@ -7,6 +7,7 @@ types by layer; the CPUs for threads; speculative decoding.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,38 +18,37 @@ from click.core import ParameterSource
 from localkv.cache.ladder import DEFAULT_LADDER, Pair, ladder_text, parse_ladder
 from localkv.commands.completion import file_values
 from localkv.commands.options import (
+    KV_CACHE,
+    MODEL,
+    Panel,
     compute_options,
     context_option,
-    flag,
     model_options,
-    option,
     override_pre_option,
     preset_option,
     preset_or_given,
 )
 from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
+from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.errors import ModelFileError, UsageError
 from localkv.quant_formats import KV_FORMATS
-
-if TYPE_CHECKING:
-    from localkv.cache.profile import KVProfile
-import os
-
-from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.system.processor import cpus_of_mask, cpus_of_range
 from localkv.system.threads import check_cpus
 
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile
+
+_SPEED = Panel("Speed")
+_CACHE_TYPE = Choice(tuple(KV_FORMATS), case_sensitive=False)
+
 
 def _cache_type_option(side: str, short: str) -> Option:
-    return option(
-        short,
-        f"--cache-type-{side.lower()}",
-        panel="KV cache",
+    return KV_CACHE.option(
+        f"{short} --cache-type-{side.lower()}",
         llama_env=f"CACHE_TYPE_{side}",
-        type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+        type=_CACHE_TYPE,
         default="f16",
-        show_default=True,
         metavar="TYPE",
         callback=preset_or_given,
         help=f"The type of K in the cache: {', '.join(KV_FORMATS)}."
@@ -62,23 +62,15 @@ def window_options() -> list[click.Parameter]:
     latents, and about states; `window_arguments` reads them."""
 
     def types(side: str, short: str, help_text: str) -> Option:
-        return option(
-            short,
-            f"--cache-type-{side.lower()}-swa",
-            panel="KV cache",
-            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+        return KV_CACHE.option(
+            f"{short} --cache-type-{side.lower()}-swa",
+            type=_CACHE_TYPE,
             metavar="TYPE",
             help=help_text,
         )
 
     def exact(name: str, help_text: str) -> Option:
-        return option(
-            f"--kv-{name}",
-            panel="KV cache",
-            type=Whole(0, MOST_EXACT),
-            metavar="N",
-            help=help_text,
-        )
+        return KV_CACHE.option(f"--kv-{name}", type=Whole(0, MOST_EXACT), help=help_text)
 
     return [
         exact(
@@ -93,44 +85,34 @@ def window_options() -> list[click.Parameter]:
         ),
         types("K", "-ctk-swa", "The type of K in layers with a window. [default: as -ctk]"),
         types("V", "-ctv-swa", "The type of V in layers with a window. [default: as -ctv]"),
-        flag(
+        KV_CACHE.flag(
             "--swa-full",
-            panel="KV cache",
             llama_env="SWA_FULL",
             help="Keep all rows of layers with a window, not only those that later tokens see: "
             "more memory, and any prompt is reused as far as it is the same.",
         ),
-        option(
-            "-ctk-rope",
-            "--cache-type-k-rope",
-            panel="KV cache",
-            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+        KV_CACHE.option(
+            "-ctk-rope --cache-type-k-rope",
+            type=_CACHE_TYPE,
             metavar="TYPE",
             default=CacheConfig.type_k_rope,
             help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
             "-ctk is the type of the latents, and V is a view of them.",
+            show_default=False,
         ),
-        option(
-            "-ctxcp",
-            "--ctx-checkpoints",
-            panel="KV cache",
+        KV_CACHE.option(
+            "-ctxcp --ctx-checkpoints",
             llama_env="CTX_CHECKPOINTS",
             type=Whole(0),
-            metavar="N",
             default=CacheConfig.ctx_checkpoints,
-            show_default=True,
             help="Copies of the states of recurrent layers that are kept at most, to go on from "
             "where a prompt begins like the last one.",
         ),
-        option(
-            "-cms",
-            "--checkpoint-min-step",
-            panel="KV cache",
+        KV_CACHE.option(
+            "-cms --checkpoint-min-step",
             llama_env="CHECKPOINT_MIN_SPACING_NT",
             type=Whole(1),
-            metavar="N",
             default=CacheConfig.checkpoint_min_step,
-            show_default=True,
             help="Tokens between two of them within a text.",
         ),
     ]
@@ -185,27 +167,23 @@ def loading_options(
         _cache_type_option("V", "-ctv"),
         preset_option(),
         *window_options(),
-        option(
+        KV_CACHE.option(
             "--kv-rotation",
-            panel="KV cache",
             type=Choice(KV_ROTATIONS, case_sensitive=False),
             default="auto",
-            show_default=True,
             metavar="WHEN",
             help="Rotate K and V before they are packed, which spreads outliers over a block: "
             f"{', '.join(KV_ROTATIONS)}. auto does so for types with blocks "
             f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
             "head size is a multiple of 64, as llama.cpp does.",
         ),
-        flag(
+        KV_CACHE.flag(
             "--kv-k-before-rope",
-            panel="KV cache",
             help="Keep K as it is before RoPE, and rotate it whenever it is read, as KVQuant does: "
             "to compare, with --device reference only.",
         ),
-        option(
+        KV_CACHE.option(
             "--kv-scales",
-            panel="KV cache",
             metavar="FILE",
             help="The scales of types that are scaled by head ("
             f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
@@ -216,28 +194,22 @@ def loading_options(
         *ladder_options(),
         *compute_options(default_threads),
         *placement_options(),
-        option(
-            "-fit",
-            "--fit",
-            panel="Model",
+        MODEL.option(
+            "-fit --fit",
             llama_env="FIT",
             type=Choice(FIT, case_sensitive=False),
             default="on",
-            show_default=True,
             metavar="WHEN",
             help="on: refuse a model that does not fit in memory, before anything is allocated. "
             "off: try it.",
         ),
-        flag(
+        MODEL.flag(
             "--mlock",
-            panel="Model",
             llama_env="MLOCK",
             help="Keep the weights in memory, so that the system never has to read them again.",
         ),
-        option(
-            "use_mmap",
-            "--mmap/--no-mmap",
-            panel="Model",
+        MODEL.option(
+            "use_mmap --mmap/--no-mmap",
             llama_env="MMAP",
             type=bool,
             default=True,
@@ -327,18 +299,16 @@ def _ladder(
 def ladder_options() -> list[click.Parameter]:
     """`--kv-budget` and `--kv-ladder`; `ladder_arguments` reads them."""
     return [
-        option(
+        KV_CACHE.option(
             "--kv-budget",
-            panel="KV cache",
             metavar="SIZE",
             callback=_budget,
             help="The bytes that K and V take, such as 512MiB, or auto for what is free: when they "
             "are full, the oldest pages change to the next types of --kv-ladder, and the context "
             "goes on.",
         ),
-        option(
+        KV_CACHE.option(
             "--kv-ladder",
-            panel="KV cache",
             metavar="PAIRS",
             callback=_ladder,
             help="The types that pages of a cache with a budget go through, pairs K/V with commas "
@@ -382,9 +352,8 @@ _WINDOW_TYPES = ("cache_type_k_swa", "cache_type_v_swa")
 
 def profile_option() -> click.Parameter:
     """`--kv-profile`."""
-    return option(
+    return KV_CACHE.option(
         "--kv-profile",
-        panel="KV cache",
         metavar="FILE",
         type=FILE,
         shell_complete=file_values,
@@ -397,9 +366,8 @@ def profile_option() -> click.Parameter:
 
 def bits_option() -> click.Parameter:
     """`--kv-bits`."""
-    return option(
+    return KV_CACHE.option(
         "--kv-bits",
-        panel="KV cache",
         type=click.FloatRange(0, min_open=True),
         metavar="N",
         help="Bits per value, on average, that the types of --kv-profile may take in the context, "
@@ -493,27 +461,21 @@ PLACEMENT = ("cpu_mask", "cpu_range", "cpu_strict")
 def placement_options() -> list[click.Parameter]:
     """`placement_arguments` reads them."""
     return [
-        option(
-            "-C",
-            "--cpu-mask",
-            panel="Model",
+        MODEL.option(
+            "-C --cpu-mask",
             metavar="MASK",
             help="CPUs that this process may use, as a hexadecimal mask: f is the first four. "
             "[default: all that taskset or a container leaves]",
         ),
-        option(
-            "-Cr",
-            "--cpu-range",
-            panel="Model",
+        MODEL.option(
+            "-Cr --cpu-range",
             metavar="LOW-HIGH",
             help="The same as a range; both together name all that either does.",
         ),
-        option(
+        MODEL.option(
             "--cpu-strict",
-            panel="Model",
             type=Choice(("0", "1")),
             default="0",
-            show_default=True,
             metavar="0|1",
             help="1: each thread of the kernels has one of these CPUs for itself.",
         ),
@@ -543,51 +505,33 @@ def placement_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 def speculation_options() -> list[click.Parameter]:
     """How tokens are guessed."""
     return [
-        option(
-            "spec",
-            "--spec-type",
-            "--spec",
-            panel="Speed",
+        _SPEED.option(
+            "spec --spec-type --spec",
             type=Choice(DRAFTERS),
             help="Guess tokens and evaluate several at once; the text stays the same. ngram: go on "
             "as the text did where its last tokens came up before. draft: as -md's model says. "
             "[default: draft with -md, else none]",
         ),
         *draft_model_options(),
-        option(
-            "draft_max",
-            "--spec-draft-n-max",
-            "--draft-max",
-            "--draft",
-            panel="Speed",
+        _SPEED.option(
+            "draft_max --spec-draft-n-max --draft-max --draft",
             llama_env="SPEC_DRAFT_N_MAX",
             type=Whole(1, MOST_DRAFTED),
             default=Speculation.draft_max,
-            show_default=True,
-            metavar="N",
             help="Most tokens guessed at a time; how many are worth it is measured.",
         ),
-        option(
-            "draft_min",
-            "--spec-draft-n-min",
-            "--draft-min",
-            panel="Speed",
+        _SPEED.option(
+            "draft_min --spec-draft-n-min --draft-min",
             llama_env="SPEC_DRAFT_N_MIN",
             type=Whole(1, MOST_DRAFTED),
             default=Speculation.draft_min,
-            show_default=True,
-            metavar="N",
             help="Guess nothing where fewer tokens than this are worth it.",
         ),
-        option(
-            "draft_p_min",
-            "--spec-draft-p-min",
-            "--draft-p-min",
-            panel="Speed",
+        _SPEED.option(
+            "draft_p_min --spec-draft-p-min --draft-p-min",
             llama_env="SPEC_DRAFT_P_MIN",
             type=click.FloatRange(0, 1),
             default=Speculation.draft_p_min,
-            show_default=True,
             metavar="P",
             help="Guess no token that the draft model finds less probable.",
         ),
@@ -598,27 +542,19 @@ def draft_model_options() -> list[click.Parameter]:
     """A model that drafts, and its cache."""
 
     def types(side: str) -> click.Parameter:
-        return option(
-            f"cache_type_{side}_draft",
-            f"-ct{side}d",
-            f"--spec-draft-type-{side}",
-            f"--cache-type-{side}-draft",
-            panel="Speed",
+        spellings = f"-ct{side}d --spec-draft-type-{side} --cache-type-{side}-draft"
+        return _SPEED.option(
+            f"cache_type_{side}_draft {spellings}",
             llama_env=f"SPEC_DRAFT_CACHE_TYPE_{side.upper()}",
-            type=Choice(tuple(KV_FORMATS), case_sensitive=False),
+            type=_CACHE_TYPE,
             default=CacheConfig.type_k if side == "k" else CacheConfig.type_v,
-            show_default=True,
             metavar="TYPE",
             help=f"The type of {side.upper()} in the cache of the draft model.",
         )
 
     return [
-        option(
-            "draft_model",
-            "-md",
-            "--spec-draft-model",
-            "--model-draft",
-            panel="Speed",
+        _SPEED.option(
+            "draft_model -md --spec-draft-model --model-draft",
             llama_env="SPEC_DRAFT_MODEL",
             metavar="FILE",
             help="A small model with the same tokens, which guesses how the text goes on.",

@@ -23,43 +23,59 @@ DEFAULT_BATCH = 512
 MAX_THREADS = 512  # llama.cpp's limit; OpenMP crashes somewhere above
 
 
-def option(*names: str, panel: str, llama_env: str | None = None, **attributes: Any) -> Option:
-    """An option with its variables.
+class Panel:
+    """A heading of the help, and what declares the options under it.
 
     Args:
-        names: the spellings, after the parameter's name where that is not the longest spelling.
-        panel: its heading in the help.
-        llama_env: the part after `LLAMA_ARG_` of llama.cpp's variable.
-        attributes: click's.
+        name: the heading.
     """
-    long_names = [name.split("/")[0][2:] for name in names if name.startswith("--")]
-    envvar = [f"LOCALKV_{name.upper().replace('-', '_')}" for name in long_names]
-    if llama_env is not None:
-        envvar.append(f"LLAMA_ARG_{llama_env}")
-    names_file = attributes.get("metavar") == "FILE"
-    attributes.setdefault(
-        "type", None if attributes.get("is_flag") else FILE if names_file else TEXT
-    )
-    if names_file:
-        attributes.setdefault("shell_complete", file_values)
-    return Option(names, panel=panel, envvar=envvar, **attributes)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def option(self, names: str, *, llama_env: str | None = None, **attributes: Any) -> Option:
+        """An option with its variables. A default is shown; a whole number is N.
+
+        Args:
+            names: the spellings with spaces between them, after the parameter's name where that is
+                not the longest spelling.
+            llama_env: the part after `LLAMA_ARG_` of llama.cpp's variable.
+            attributes: click's.
+        """
+        spellings = names.split()
+        long_names = [name.split("/")[0][2:] for name in spellings if name.startswith("--")]
+        envvar = [f"LOCALKV_{name.upper().replace('-', '_')}" for name in long_names]
+        if llama_env is not None:
+            envvar.append(f"LLAMA_ARG_{llama_env}")
+        names_file = attributes.get("metavar") == "FILE"
+        is_flag = attributes.get("is_flag")
+        attributes.setdefault("type", None if is_flag else FILE if names_file else TEXT)
+        if names_file:
+            attributes.setdefault("shell_complete", file_values)
+        if isinstance(attributes["type"], Whole):
+            attributes.setdefault("metavar", "N")
+        if "default" in attributes and attributes["type"] is not bool and not is_flag:
+            attributes.setdefault("show_default", True)
+        return Option(spellings, panel=self.name, envvar=envvar, **attributes)
+
+    def flag(self, names: str, **attributes: Any) -> Option:
+        """An option without a value."""
+        return self.option(names, is_flag=True, default=False, **attributes)
 
 
-def flag(*names: str, panel: str, **attributes: Any) -> Option:
-    """An option without a value."""
-    return option(*names, panel=panel, is_flag=True, default=False, **attributes)
+MODEL, KV_CACHE, OUTPUT, TEXTS = map(Panel, ("Model", "KV cache", "Output", "Text"))
+MEASURE, RUN, PLAN = map(Panel, ("Measure", "Run", "Plan"))
 
 
 def quiet_option(help: str) -> Option:
     """`-q`."""
-    return flag("-q", "--quiet", panel="Output", help=help)
+    return OUTPUT.flag("-q --quiet", help=help)
 
 
 def raw_option() -> Option:
     """`--raw`, for commands that print text of a model or a file."""
-    return flag(
+    return OUTPUT.flag(
         "--raw",
-        panel="Output",
         help="Send control characters to a terminal as they are; otherwise visible symbols replace "
         "them. Files and pipes always get them.",
     )
@@ -68,20 +84,15 @@ def raw_option() -> Option:
 def model_options() -> list[click.Parameter]:
     """The options that name a model; `model_file` reads them."""
     return [
-        option(
-            "-m",
-            "--model",
-            panel="Model",
+        MODEL.option(
+            "-m --model",
             llama_env="MODEL",
             metavar="FILE",
             shell_complete=model_values,
             help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
         ),
-        option(
-            "-hf",
-            "-hfr",
-            "--hf-repo",
-            panel="Model",
+        MODEL.option(
+            "-hf -hfr --hf-repo",
             llama_env="HF_REPO",
             metavar="NAME",
             shell_complete=cached_values,
@@ -89,11 +100,8 @@ def model_options() -> list[click.Parameter]:
             "Q4_K_M if there is one, else Q8_0.",
         ),
         hf_file_option(),
-        flag(
-            "--offline",
-            panel="Model",
-            llama_env="OFFLINE",
-            help="Use only models in the cache; make no request.",
+        MODEL.flag(
+            "--offline", llama_env="OFFLINE", help="Use only models in the cache; make no request."
         ),
     ]
 
@@ -123,10 +131,8 @@ def reference_argument(help: str) -> Argument:
 
 
 def hf_file_option() -> Option:
-    return option(
-        "-hff",
-        "--hf-file",
-        panel="Model",
+    return MODEL.option(
+        "-hff --hf-file",
         llama_env="HF_FILE",
         metavar="FILE",
         shell_complete=lambda ctx, param, incomplete: [],
@@ -135,19 +141,16 @@ def hf_file_option() -> Option:
 
 
 def override_pre_option() -> Option:
-    return option(
+    return MODEL.option(
         "--override-pre",
-        panel="Model",
         metavar="NAME",
         help="Use this pre-tokenizer instead of the file's (tokenizer.ggml.pre).",
     )
 
 
-def escape_option(panel: str, where: str) -> Option:
-    return option(
-        "-e",
-        "--escape/--no-escape",
-        panel=panel,
+def escape_option(panel: Panel, where: str) -> Option:
+    return panel.option(
+        "-e --escape/--no-escape",
         type=bool,
         default=True,
         help=rf"On by default: process \n \r \t \' \" \\ \xHH in {where}.",
@@ -155,15 +158,14 @@ def escape_option(panel: str, where: str) -> Option:
 
 
 def json_option() -> Option:
-    return flag("as_json", "--json", panel="Output", help="Print one JSON object.")
+    return OUTPUT.flag("as_json --json", help="Print one JSON object.")
 
 
 def preset_option() -> Option:
     """`--preset`; it is eager, so that `preset_or_given` knows it."""
     pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
-    return option(
+    return KV_CACHE.option(
         "--preset",
-        panel="KV cache",
         type=Choice(tuple(PRESETS), case_sensitive=False),
         is_eager=True,
         metavar="NAME",
@@ -173,16 +175,11 @@ def preset_option() -> Option:
 
 def context_option(n_ctx: int | None) -> Option:
     """`-c`; `n_ctx` is the default, None for `LLM`'s choice."""
-    return option(
-        "n_ctx",
-        "-c",
-        "--ctx-size",
-        panel="KV cache",
+    return KV_CACHE.option(
+        "n_ctx -c --ctx-size",
         llama_env="CTX_SIZE",
         type=Whole(0),
         default=n_ctx,
-        show_default=True,
-        metavar="N",
         help="Tokens of context; 0 for all that the model was trained with."
         + (" [default: the same, but at most 4096]" if n_ctx is None else ""),
     )
@@ -191,53 +188,36 @@ def context_option(n_ctx: int | None) -> Option:
 def compute_options(default_threads: str) -> list[click.Parameter]:
     """The options for the place where a model runs and the tokens that it evaluates at a time."""
     return [
-        option(
-            "-b",
-            "--batch-size",
-            panel="Model",
+        MODEL.option(
+            "-b --batch-size",
             llama_env="BATCH",
             type=Whole(1),
             default=DEFAULT_LOGICAL_BATCH,
-            show_default=True,
-            metavar="N",
             help="An upper bound on -ub, as in llama.cpp.",
         ),
-        option(
-            "-ub",
-            "--ubatch-size",
-            panel="Model",
+        MODEL.option(
+            "-ub --ubatch-size",
             llama_env="UBATCH",
             type=Whole(1),
             default=DEFAULT_BATCH,
-            show_default=True,
-            metavar="N",
             help="Most prompt tokens evaluated at a time.",
         ),
-        option(
-            "-t",
-            "--threads",
-            panel="Model",
+        MODEL.option(
+            "-t --threads",
             llama_env="THREADS",
             type=Whole(-1, MAX_THREADS),
-            metavar="N",
             help=f"CPU threads. [default: {default_threads}]",
         ),
-        option(
-            "-tb",
-            "--threads-batch",
-            panel="Model",
+        MODEL.option(
+            "-tb --threads-batch",
             type=Whole(-1, MAX_THREADS),
-            metavar="N",
             help="CPU threads where several tokens are evaluated at once, as in prompts. "
             "[default: as -t]",
         ),
-        option(
-            "-dev",
-            "--device",
-            panel="Model",
+        MODEL.option(
+            "-dev --device",
             type=Choice(DEVICES, case_sensitive=False),
             default="auto",
-            show_default=True,
             metavar="NAME",
             help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a supported "
             "GPU if there is one.",

@@ -18,7 +18,7 @@ from localkv.commands.cache_pairs import fitting_pairs, parse_pairs
 from localkv.commands.loading_options import loading_options
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import check_model_is_named
-from localkv.commands.options import flag, json_option, option
+from localkv.commands.options import MEASURE, OUTPUT, TEXTS, json_option
 from localkv.commands.output import TextOutput, check_writable, warn
 from localkv.commands.parsing import Command, Whole
 from localkv.commands.pictures import check_plot
@@ -83,78 +83,59 @@ if TYPE_CHECKING:
 DEFAULT_N_CTX = 512  # llama-perplexity's
 
 _TEXT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-f",
-        "--file",
-        panel="Text",
+    TEXTS.option(
+        "-f --file",
         required=True,
         metavar="FILE",
         help="The text, UTF-8, unchanged except for one final line break; - is stdin.",
     ),
-    option(
+    TEXTS.option(
         "--chunks",
-        panel="Text",
         type=Whole(-1),
         default=-1,
-        show_default=True,
-        metavar="N",
         help="Most chunks to evaluate; -1 takes the whole text.",
     ),
 ]
 
 _MEASURE_OPTIONS: list[click.Parameter] = [
-    flag(
-        "--kl-divergence",
-        panel="Measure",
-        help="Compare with an f16 cache too, in the same run.",
-    ),
-    option(
-        "base_path",
-        "--base",
-        panel="Measure",
+    MEASURE.flag("--kl-divergence", help="Compare with an f16 cache too, in the same run."),
+    MEASURE.option(
+        "base_path --base",
         metavar="FILE",
         help="Compare with a file of --save-base instead of an f16 cache.",
     ),
-    option(
+    MEASURE.option(
         "--save-base",
-        panel="Measure",
         metavar="FILE",
         help="Write the logits of the f16 cache of --kl-divergence or --sweep; without these, of "
         "the cache that is measured.",
     ),
-    flag(
+    MEASURE.flag(
         "--prefill-exact",
-        panel="Measure",
         help="Let the tokens of a batch (-ub) see each other's K and V unpacked, and only earlier "
         "batches through the cache. Engines that pack only after the prompt measure "
         "this way, which hides most of the cost.",
     ),
-    option(
+    MEASURE.option(
         "--sweep",
-        panel="Measure",
         metavar="PAIRS",
         help="Measure these caches and compare each with an f16 one: K/V,K/V,... such as "
         "f16/f16,bf16/f16, or pure (K as V), or all.",
     ),
-    flag(
+    MEASURE.flag(
         "--needle",
-        panel="Measure",
         help="Instead, hide a sentence in the text, a quarter, half and all of a context back, and "
         "measure how often and how surely it is recalled: with an f16 cache and the one that is "
         "asked for, or the pairs of --sweep.",
     ),
-    option(
-        "calibrate_file",
-        "--calibrate-kv",
-        panel="Measure",
+    MEASURE.option(
+        "calibrate_file --calibrate-kv",
         metavar="FILE",
         help="Instead, run the text through an f32 cache, and write the largest K and V of each "
         "head to a file for --kv-scales.",
     ),
-    option(
-        "--plot",
-        "plot_file",
-        panel="Output",
+    OUTPUT.option(
+        "--plot plot_file",
         metavar="FILE",
         help="Draw the sweep, divergence against bits, as a picture (.png, .svg, .pdf).",
     ),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from localkv.commands.options import flag, hf_file_option, reference_argument
+from localkv.commands.options import Panel, hf_file_option, reference_argument
 from localkv.commands.output import one_line, say
 from localkv.commands.parsing import Command
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
     from localkv.loader.hub.cache import Removal
+
+_OPTIONS = Panel("Options")
 
 
 def _run(*, reference: str, hf_file: str | None, yes: bool) -> int:
@@ -58,7 +60,7 @@ rm = Command(
     params=[
         reference_argument("Or ORG/REPO/FILE.gguf."),
         hf_file_option(),
-        flag("-y", "--yes", panel="Options", help="Do not ask."),
+        _OPTIONS.flag("-y --yes", help="Do not ask."),
     ],
     callback=_run,
     help="Delete a model that was fetched from Hugging Face, all revisions of it. Names are those "

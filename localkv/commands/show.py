@@ -15,8 +15,9 @@ import click
 from localkv.commands.model_file import model_file
 from localkv.commands.options import (
     DEFAULT_BATCH,
+    OUTPUT,
+    Panel,
     file_argument,
-    flag,
     json_option,
     model_options,
     raw_option,
@@ -44,7 +45,7 @@ from click.core import ParameterSource
 
 from localkv.commands.kv_view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
 from localkv.commands.loading_options import loading_options, unoffered_values
-from localkv.commands.options import escape_option, option
+from localkv.commands.options import escape_option
 from localkv.commands.output import ProgressLine, note, warn
 from localkv.commands.parsing import Whole
 from localkv.commands.pictures import check_plot
@@ -53,6 +54,8 @@ from localkv.errors import printable
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
+
+_K_AND_V = Panel("K and V")
 
 
 _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask")
@@ -340,9 +343,8 @@ def _count(n: int) -> str:
 
 def _template_flag() -> Option:
     """`--template`; the `--chat-template` of other commands, and its variable, take a name."""
-    names = "--template", "--chat-template"
-    help_text = "Print the chat template as it is, nothing else."
-    made = flag("template", *names, panel="Output", help=help_text)
+    names = "template --template --chat-template"
+    made = OUTPUT.flag(names, help="Print the chat template as it is, nothing else.")
     made.envvar = ["LOCALKV_TEMPLATE"]
     return made
 
@@ -489,38 +491,24 @@ _MODEL_OPTIONS = ("model", "hf_repo", "hf_file", "offline")
 def kv_options() -> list[click.Parameter]:
     """The options that only `--kv` has."""
     return [
-        flag(
+        _K_AND_V.flag(
             "--kv",
-            panel="K and V",
             help="Run a text, and show the magnitudes of K and V by layer, and outlier channels. "
             "With types of a cache (-ctk, -ctv, --kv-profile) also how far attention moves from "
             "that with f16. FILE may be a KV profile, which is shown without a model.",
         ),
-        option(
-            "file_of_text",
-            "-f",
-            "--file",
-            panel="K and V",
+        _K_AND_V.option(
+            "file_of_text -f --file",
             metavar="FILE",
             help="The text, UTF-8; - is stdin. [default: one that comes with localkv]",
         ),
-        option("-p", "--prompt", panel="K and V", metavar="TEXT", help="The text itself."),
-        escape_option("K and V", "-p"),
-        option(
-            "--tokens",
-            panel="K and V",
-            type=Whole(1),
-            default=DEFAULT_TOKENS,
-            show_default=True,
-            metavar="N",
-            help="Most tokens of the text.",
+        _K_AND_V.option("-p --prompt", metavar="TEXT", help="The text itself."),
+        escape_option(_K_AND_V, "-p"),
+        _K_AND_V.option(
+            "--tokens", type=Whole(1), default=DEFAULT_TOKENS, help="Most tokens of the text."
         ),
-        option(
-            "plot_file",
-            "--plot",
-            panel="K and V",
-            metavar="FILE",
-            help="Draw it as a picture (.png, .svg, .pdf).",
+        _K_AND_V.option(
+            "plot_file --plot", metavar="FILE", help="Draw it as a picture (.png, .svg, .pdf)."
         ),
         *(param for param in loading_options() if param.name in _USED),
     ]

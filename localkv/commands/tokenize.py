@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.commands.model_file import check_model_is_named, model_file
 from localkv.commands.options import (
+    OUTPUT,
+    TEXTS,
     escape_option,
-    flag,
     json_option,
     model_options,
-    option,
     override_pre_option,
     raw_option,
 )
@@ -141,21 +141,20 @@ tokenize = Command(
     params=[
         *model_options(),
         override_pre_option(),
-        option("-p", "--prompt", panel="Text", metavar="TEXT", help="The text."),
-        option("-f", "--file", panel="Text", metavar="FILE", help="Read it from a UTF-8 file."),
-        flag("--stdin", panel="Text", help="Read it from stdin, as without -p and -f."),
-        escape_option("Text", "-p"),
-        flag("--no-bos", panel="Text", help="Put no BOS token before it."),
-        option(
+        TEXTS.option("-p --prompt", metavar="TEXT", help="The text."),
+        TEXTS.option("-f --file", metavar="FILE", help="Read it from a UTF-8 file."),
+        TEXTS.flag("--stdin", help="Read it from stdin, as without -p and -f."),
+        escape_option(TEXTS, "-p"),
+        TEXTS.flag("--no-bos", help="Put no BOS token before it."),
+        TEXTS.option(
             "--parse-special/--no-parse-special",
-            panel="Text",
             type=bool,
             default=True,
             show_default=True,
             help="Read control tokens written in the text as control tokens.",
         ),
-        flag("--ids", panel="Output", help="Print the ids only, as [1, 2, 3]."),
-        flag("--show-count", panel="Output", help="Print the number of tokens too."),
+        OUTPUT.flag("--ids", help="Print the ids only, as [1, 2, 3]."),
+        OUTPUT.flag("--show-count", help="Print the number of tokens too."),
         json_option(),
     ],
     callback=_tokenize,

@@ -27,7 +27,7 @@ from localkv.commands.loading_options import (
     window_settings,
 )
 from localkv.commands.model_file import model_file
-from localkv.commands.options import flag, model_options, option, say_preset
+from localkv.commands.options import MODEL, OUTPUT, RUN, model_options, say_preset
 from localkv.commands.output import ProgressLine, TextOutput, note, say, warn
 from localkv.commands.parsing import FILE, Choice, Command, Whole
 from localkv.commands.process import INTERRUPTED
@@ -71,10 +71,8 @@ _SHARED = (*_CACHE, *PLACEMENT, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
-    option(
-        "-m",
-        "--model",
-        panel="Model",
+    MODEL.option(
+        "-m --model",
         llama_env="MODEL",
         multiple=True,
         metavar="FILE,...",
@@ -83,9 +81,8 @@ _MODEL_OPTIONS: list[click.Parameter] = [
         help="GGUF files (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
     ),
     *(param for param in model_options() if param.name != "model"),
-    option(
+    MODEL.option(
         "--synthetic",
-        panel="Model",
         multiple=True,
         metavar="SHAPE:TYPE,...",
         help="Models of a well-known shape with random weights of a type, made in memory: "
@@ -95,41 +92,23 @@ _MODEL_OPTIONS: list[click.Parameter] = [
 ]
 
 _RUN_OPTIONS: list[click.Parameter] = [
-    option(
-        "-r",
-        "--repetitions",
-        panel="Run",
-        type=Whole(1),
-        default=5,
-        show_default=True,
-        metavar="N",
-        help="Times each test is repeated.",
-    ),
-    flag("--no-warmup", panel="Run", help="Don't run each test once before it is timed."),
-    option(
-        "output_format",
-        "-o",
-        "--output",
-        panel="Output",
+    RUN.option("-r --repetitions", type=Whole(1), default=5, help="Times each test is repeated."),
+    RUN.flag("--no-warmup", help="Don't run each test once before it is timed."),
+    OUTPUT.option(
+        "output_format -o --output",
         type=Choice(FORMATS, case_sensitive=False),
         default="md",
-        show_default=True,
         metavar="FORMAT",
         help=f"The format to print: {', '.join(FORMATS)}.",
     ),
-    option(
-        "error_format",
-        "-oe",
-        "--output-err",
-        panel="Output",
+    OUTPUT.option(
+        "error_format -oe --output-err",
         type=Choice(FORMATS, case_sensitive=False),
         metavar="FORMAT",
         help="Also print in this format, on stderr.",
     ),
-    option(
-        "plot_file",
-        "--plot",
-        panel="Output",
+    OUTPUT.option(
+        "plot_file --plot",
         metavar="FILE",
         help="Draw the speed of generation over depth as a picture (.png, .svg, .pdf).",
     ),

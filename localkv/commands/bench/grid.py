@@ -17,9 +17,10 @@ from localkv.commands.cache_pairs import parse_pairs, require_cache_type
 from localkv.commands.options import (
     DEFAULT_BATCH,
     DEFAULT_LOGICAL_BATCH,
+    KV_CACHE,
     MAX_THREADS,
-    flag,
-    option,
+    RUN,
+    Panel,
     preset_option,
     preset_or_given,
 )
@@ -28,6 +29,8 @@ from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.bench.parallel import ParallelTest
+
+_TESTS = Panel("Tests")
 
 
 MOST_PARALLEL = 1024
@@ -78,50 +81,42 @@ def _preset_or_listed(ctx: click.Context, param: click.Parameter, value: Any) ->
     return ((chosen,),) if isinstance(chosen, str) else chosen
 
 
-def _list_option(*names: str, panel: str, default: Sequence[str] = (), **attributes: Any) -> Any:
-    return option(
-        *names,
-        panel=panel,
-        multiple=True,
-        default=default,
-        show_default=bool(default),
-        **attributes,
-    )
+def _list_option(
+    panel: Panel, names: str, *, default: Sequence[str] = (), **attributes: Any
+) -> Any:
+    shown = bool(default)
+    return panel.option(names, multiple=True, default=default, show_default=shown, **attributes)
 
 
 def grid_options() -> list[click.Parameter]:
     """The options that make the grid; `grid` reads them."""
     return [
         _list_option(
-            "-p",
-            "--n-prompt",
-            panel="Tests",
+            _TESTS,
+            "-p --n-prompt",
             type=_numbers(0),
             default=("512",),
             metavar="N,...",
             help="Tokens of a prompt to evaluate (pp); 0 leaves these tests out.",
         ),
         _list_option(
-            "-n",
-            "--n-gen",
-            panel="Tests",
+            _TESTS,
+            "-n --n-gen",
             type=_numbers(0),
             default=("128",),
             metavar="N,...",
             help="Tokens to generate (tg); 0 leaves these tests out.",
         ),
         _list_option(
-            "-pg",
-            "--n-prompt-gen",
-            panel="Tests",
+            _TESTS,
+            "-pg --n-prompt-gen",
             type=Listed(lambda text: [prompt_and_generation(text)]),
             metavar="PP,TG",
             help="Evaluate a prompt and generate after it, timed together; can be repeated.",
         ),
         _list_option(
-            "-d",
-            "--n-depth",
-            panel="Tests",
+            _TESTS,
+            "-d --n-depth",
             type=_numbers(0),
             default=("0",),
             metavar="N,...",
@@ -129,18 +124,16 @@ def grid_options() -> list[click.Parameter]:
             "cache and depth, and not timed.",
         ),
         _list_option(
-            "--parallel",
-            "-npl",
-            panel="Tests",
+            _TESTS,
+            "--parallel -npl",
             type=_numbers(1, MOST_PARALLEL),
             metavar="N,...",
             help="Sequences at the same time, each with a prompt of -p and -n generated tokens; "
             "columns as llama-batched-bench's.",
         ),
         _list_option(
-            "-ctk",
-            "--cache-type-k",
-            panel="KV cache",
+            KV_CACHE,
+            "-ctk --cache-type-k",
             type=Listed(_cache_types),
             default=("f16",),
             callback=_preset_or_listed,
@@ -148,9 +141,8 @@ def grid_options() -> list[click.Parameter]:
             help=f"The type of K in the cache: {', '.join(KV_FORMATS)}.",
         ),
         _list_option(
-            "-ctv",
-            "--cache-type-v",
-            panel="KV cache",
+            KV_CACHE,
+            "-ctv --cache-type-v",
             type=Listed(_cache_types),
             default=("f16",),
             callback=_preset_or_listed,
@@ -158,17 +150,15 @@ def grid_options() -> list[click.Parameter]:
             help="The type of V in the cache. Every type of K is tried with every type of V.",
         ),
         preset_option(),
-        option(
+        KV_CACHE.option(
             "--pairs",
-            panel="KV cache",
             metavar="PAIRS",
             help="These pairs instead: K/V,K/V,... such as f16/f16,q8_0/q4_0, or pure (K as V), "
             "or all.",
         ),
         _list_option(
-            "-b",
-            "--batch-size",
-            panel="Run",
+            RUN,
+            "-b --batch-size",
             llama_env="BATCH",
             type=_numbers(1),
             default=(str(DEFAULT_LOGICAL_BATCH),),
@@ -176,9 +166,8 @@ def grid_options() -> list[click.Parameter]:
             help="An upper bound on -ub, as in llama.cpp.",
         ),
         _list_option(
-            "-ub",
-            "--ubatch-size",
-            panel="Run",
+            RUN,
+            "-ub --ubatch-size",
             llama_env="UBATCH",
             type=_numbers(1),
             default=(str(DEFAULT_BATCH),),
@@ -186,18 +175,16 @@ def grid_options() -> list[click.Parameter]:
             help="Most prompt tokens evaluated at a time.",
         ),
         _list_option(
-            "-t",
-            "--threads",
-            panel="Run",
+            RUN,
+            "-t --threads",
             llama_env="THREADS",
             type=_numbers(1, MAX_THREADS),
             metavar="N,...",
             help="CPU threads. [default: one per core]",
         ),
         _list_option(
-            "-tb",
-            "--threads-batch",
-            panel="Run",
+            RUN,
+            "-tb --threads-batch",
             type=_numbers(1, MAX_THREADS),
             metavar="N,...",
             help="CPU threads where several tokens are evaluated at once, as in prompts. "
@@ -240,10 +227,8 @@ def grid(values: Mapping[str, Any]) -> Grid:
 
 def shared_flag() -> click.Parameter:
     """The option that gives all sequences one prompt."""
-    return flag(
-        "--prompt-shared",
-        "-pps",
-        panel="Tests",
+    return _TESTS.flag(
+        "--prompt-shared -pps",
         help="With --parallel: all sequences have one prompt, which is evaluated once.",
     )
 

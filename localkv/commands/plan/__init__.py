@@ -20,13 +20,15 @@ from localkv.commands.loading_options import (
     window_settings,
 )
 from localkv.commands.options import (
+    KV_CACHE,
+    MODEL,
+    OUTPUT,
+    PLAN,
     compute_options,
     context_option,
     file_argument,
-    flag,
     json_option,
     model_options,
-    option,
     preset_option,
     preset_or_given,
     say_preset,
@@ -59,10 +61,8 @@ if TYPE_CHECKING:
 
 
 def _types_option(side: str, short: str) -> click.Parameter:
-    return option(
-        short,
-        f"--cache-type-{side.lower()}",
-        panel="KV cache",
+    return KV_CACHE.option(
+        f"{short} --cache-type-{side.lower()}",
         llama_env=f"CACHE_TYPE_{side}",
         metavar="TYPES",
         callback=preset_or_given,
@@ -72,21 +72,17 @@ def _types_option(side: str, short: str) -> click.Parameter:
 
 
 _PLAN_OPTIONS: list[click.Parameter] = [
-    option(
+    PLAN.option(
         "--memory",
-        panel="Plan",
         callback=byte_size_of,
         metavar="SIZE",
         help="The memory to plan for, such as 24GiB. [default: free memory of the GPU, if "
         "nvidia-ml-py is installed, else of this machine]",
     ),
-    option(
+    PLAN.option(
         "--sequences",
-        panel="Plan",
         type=Whole(1),
         default=1,
-        show_default=True,
-        metavar="N",
         help="Sequences that are held at the same time, each with its own context.",
     ),
     max_kld_option(),
@@ -300,26 +296,23 @@ plan = Command(
         file_argument(),
         *_PLAN_OPTIONS,
         *model_options(),
-        option(
+        MODEL.option(
             "--synthetic",
-            panel="Model",
             metavar="SHAPE:TYPE",
             help="Plan for a shape instead of a file, such as llama-70b:q4_K.",
         ),
         context_option(0),
         _types_option("K", "-ctk"),
         _types_option("V", "-ctv"),
-        flag("all_pairs", "--all", panel="KV cache", help="Plan for every pair of types."),
+        KV_CACHE.flag("all_pairs --all", help="Plan for every pair of types."),
         preset_option(),
         profile_option(),
         *ladder_options(),
         *window_options(),
         *draft_model_options(),
         *compute_options("one per core"),
-        option(
-            "--plot",
-            "plot_file",
-            panel="Output",
+        OUTPUT.option(
+            "--plot plot_file",
             metavar="FILE",
             help="Draw the size of the cache over its context (.png, .svg, .pdf).",
         ),

@@ -31,7 +31,7 @@ from localkv.cache.layout import (
     with_one_pair,
 )
 from localkv.cache.profile import with_profile_types
-from localkv.commands.options import option
+from localkv.commands.options import PLAN
 from localkv.commands.output import note, table
 from localkv.errors import byte_size, printable
 
@@ -155,9 +155,8 @@ HOW = "localkv calibrate -m MODEL measures which layers need which types"
 
 def max_kld_option() -> click.Parameter:
     """`--max-kld`."""
-    return option(
+    return PLAN.option(
         "--max-kld",
-        panel="Plan",
         type=click.FloatRange(0, min_open=True),
         metavar="X",
         help="The fewest bytes, by layer, whose predictions diverge from those with f16 by at most "
