@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localkv.cache.layout import DEFAULT_TAIL
+from localkv.commands.cache_pairs import require_cache_type
 from localkv.commands.loading_options import loading_options, unoffered_values
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import named_or_shipped
 from localkv.commands.options import MEASURE, OUTPUT, TEXTS, json_option
-from localkv.commands.output import TextOutput, check_writable, note, warn
+from localkv.commands.output import ProgressLine, TextOutput, check_writable, note, say, table, warn
 from localkv.commands.parsing import Command, Whole
 from localkv.commands.pictures import check_plot
 from localkv.commands.texts import read_file, without_final_newline
-from localkv.errors import UsageError, counted, printable
-
-if TYPE_CHECKING:
-    from localkv.llm import LLM
-    from localkv.loader.smoothing import Smoothing
-    from localkv.model import Transformer
-    from localkv.quality.calibration_plan import Plan
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from statistics import median
-
-from localkv.commands.cache_pairs import require_cache_type
-from localkv.commands.output import ProgressLine, say, table
 from localkv.config import MOST_EXACT
+from localkv.errors import UsageError, counted, printable
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile
+    from localkv.llm import LLM
+    from localkv.loader.smoothing import Smoothing
+    from localkv.model import Transformer
+    from localkv.quality.calibration_plan import Plan
 
 
 BUILT_IN = "the built-in text"

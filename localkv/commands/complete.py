@@ -7,43 +7,45 @@ JSON schema may constrain the text, and a saved state may come before it and be 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-from localkv.commands.generation_options import (
-    chat_arguments,
-    length_options,
-    sampling_options,
-    sampling_params,
-    system_text,
-    template_text,
-    uses_chat_options,
-)
-from localkv.commands.loading_options import loading_options, speculation_options
-from localkv.commands.model import all_warnings, load_llm, memory_line
-from localkv.commands.model_file import named_or_shipped
-from localkv.commands.output import TextOutput, is_terminal, note, say, warn
-from localkv.commands.parsing import Command
-from localkv.commands.process import INTERRUPTED
-from localkv.commands.texts import unescape
-from localkv.errors import UsageError
-
-if TYPE_CHECKING:
-    from localkv.engine.stream import Completion, TextStream
-    from localkv.llm import LLM
-from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from click.core import ParameterSource
 
 from localkv.cache.layout import codebooks_in_words, in_words
-from localkv.commands.generation_options import chat_options, system_options, template_options
-from localkv.commands.model import cache_types, groups_json, memory_bytes, memory_json
+from localkv.commands.generation_options import (
+    chat_arguments,
+    chat_options,
+    length_options,
+    sampling_options,
+    sampling_params,
+    system_options,
+    system_text,
+    template_options,
+    template_text,
+    uses_chat_options,
+)
+from localkv.commands.loading_options import loading_options, speculation_options
+from localkv.commands.model import (
+    all_warnings,
+    cache_types,
+    groups_json,
+    load_llm,
+    memory_bytes,
+    memory_json,
+    memory_line,
+)
+from localkv.commands.model_file import named_or_shipped
 from localkv.commands.options import (
     OUTPUT,
     Panel,
@@ -52,32 +54,20 @@ from localkv.commands.options import (
     quiet_option,
     raw_option,
 )
-from localkv.commands.parsing import Choice, Whole
-from localkv.commands.texts import read_file, read_stdin, without_final_newline
-from localkv.errors import byte_size, counted
-
-if TYPE_CHECKING:
-    from localkv.config import CacheConfig
-    from localkv.engine.stream import Completion, Usage
-    from localkv.llm import LLM
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
-
+from localkv.commands.output import TextOutput, is_terminal, note, say, warn
+from localkv.commands.parsing import Choice, Command, Whole
+from localkv.commands.process import INTERRUPTED
+from localkv.commands.texts import read_file, read_stdin, unescape, without_final_newline
+from localkv.errors import UsageError, byte_size, counted, printable
+from localkv.system.files import check_place
 from localkv.system.this_process import process_age
 
 if TYPE_CHECKING:
-    from localkv.structured.grammar import Grammar
-import time
-from pathlib import Path
-
-from localkv.errors import printable
-from localkv.system.files import check_place
-
-if TYPE_CHECKING:
-    from localkv.engine.stream import Completion
+    from localkv.config import CacheConfig
+    from localkv.engine.stream import Completion, TextStream, Usage
     from localkv.llm import LLM
+    from localkv.structured.grammar import Grammar
+
 
 STDIN = "{stdin}"
 """In -p, the place of the text on stdin."""

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from localkv.commands.options import json_option
-from localkv.commands.output import OwnText, one_line
-from localkv.commands.parsing import Command
-
-if TYPE_CHECKING:
-    from localkv.doctor.checks import Finding
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from localkv.commands.output import did_you_mean
-from localkv.commands.parsing import config_defaults, config_path
+from localkv.commands.output import OwnText, did_you_mean, one_line
+from localkv.commands.parsing import Command, config_defaults, config_path
 from localkv.doctor.checks import Check, Finding
 from localkv.errors import LocalKVError
 

@@ -10,24 +10,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localkv.cache.profile import OUTLIER, SideFacts
 from localkv.commands.kv_view import KVView, Shift, outlier_runs
 from localkv.commands.output import one_line
-from localkv.commands.pictures import BLUE, INK, ORANGE, ink, save, title, token_ticks
+from localkv.commands.pictures import BLUE, INK, MUTED, ORANGE, ink, save, title, token_ticks
 from localkv.errors import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-from numpy.typing import NDArray
-
-from localkv.commands.pictures import MUTED
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap, LogNorm
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
     from matplotlib.image import AxesImage
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from localkv.cache.cache_checks import keeps_latents
+from localkv.cache.ladder import ladder_text
 from localkv.cache.profile import read_kv_scales, require_scales
 from localkv.commands.loading_options import (
     asked_types,
@@ -16,17 +19,10 @@ from localkv.commands.loading_options import (
 from localkv.commands.model_file import model_file
 from localkv.commands.options import say_preset
 from localkv.commands.output import OwnText, one_line, say
+from localkv.errors import byte_size, counted
 from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
 from localkv.system.this_process import uncollected
-
-if TYPE_CHECKING:
-    from localkv.llm import LLM
-from dataclasses import asdict, replace
-
-from localkv.cache.cache_checks import keeps_latents
-from localkv.cache.ladder import ladder_text
-from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

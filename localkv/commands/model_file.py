@@ -6,30 +6,23 @@ One syntax for all commands. A path that exists is a path; the rest is Hugging F
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localkv.commands.output import did_you_mean
+from localkv.commands.output import did_you_mean, say, unguarded
 from localkv.commands.parsing import distance
-from localkv.errors import ModelFileError, UsageError, printable
-
-if TYPE_CHECKING:
-    from localkv.loader.hub.reference import HubReference
-    from localkv.loader.model_header import ModelHeader
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from localkv.commands.output import say, unguarded
-from localkv.errors import byte_size
+from localkv.errors import ModelFileError, UsageError, byte_size, printable
 
 if TYPE_CHECKING:
     from localkv.loader.hub.cache import CachedModel
     from localkv.loader.hub.download import Advance, Download
+    from localkv.loader.hub.reference import HubReference
+    from localkv.loader.model_header import ModelHeader
 
 
 _HUB = "-hf ORG/REPO takes a model from Hugging Face"

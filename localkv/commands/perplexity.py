@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,49 +14,20 @@ import click
 from click.core import ParameterSource
 
 from localkv.cache.cache_checks import check_before_rope, check_exact_rows
-from localkv.cache.profile import check_scales, read_kv_scales, require_scales
+from localkv.cache.profile import check_scales, read_kv_scales, require_scales, write_kv_scales
 from localkv.commands.cache_pairs import fitting_pairs, parse_pairs
 from localkv.commands.loading_options import loading_options
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import check_model_is_named
 from localkv.commands.options import MEASURE, OUTPUT, TEXTS, json_option
-from localkv.commands.output import TextOutput, check_writable, warn
+from localkv.commands.output import ProgressLine, TextOutput, check_writable, note, table, warn
 from localkv.commands.parsing import Command, Whole
-from localkv.commands.pictures import check_plot
-from localkv.commands.texts import read_file, without_final_newline
-from localkv.errors import UsageError
-
-if TYPE_CHECKING:
-    from localkv.config import CacheConfig, KVScales
-    from localkv.engine.token_scores import TokenScores
-    from localkv.llm import LLM
-    from localkv.quality.base_file import BaseFile, BaseWriter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from localkv.config import CacheConfig
-    from localkv.llm import LLM
-    from localkv.quality.base_file import BaseFile, BaseWriter
-from dataclasses import asdict
-
-from localkv.cache.profile import write_kv_scales
-from localkv.errors import counted
-
-if TYPE_CHECKING:
-    from localkv.llm import LLM
-from localkv.commands.output import table
-
-if TYPE_CHECKING:
-    from localkv.config import CacheConfig
-    from localkv.llm import LLM
-from localkv.commands.output import note
 from localkv.commands.pictures import (
     INK,
     MIXED,
     MUTED,
     TICKS,
+    check_plot,
     family_colour,
     family_marker,
     name_points,
@@ -63,20 +35,17 @@ from localkv.commands.pictures import (
     save,
     title,
 )
+from localkv.commands.texts import read_file, without_final_newline
+from localkv.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from localkv.arch.spec import ModelSpec
-from dataclasses import dataclass
-
-from localkv.commands.output import ProgressLine
-
-if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
-    from localkv.config import CacheConfig
+    from localkv.config import CacheConfig, KVScales
+    from localkv.engine.token_scores import TokenScores
     from localkv.llm import LLM
-    from localkv.quality.base_file import BaseFile
+    from localkv.quality.base_file import BaseFile, BaseWriter
     from localkv.quality.scores import Divergence, Estimate
 
 

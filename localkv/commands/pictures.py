@@ -10,23 +10,19 @@ from __future__ import annotations
 import importlib.util
 import io
 import zlib
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.commands.output import check_writable
 from localkv.errors import UsageError
 from localkv.system.files import write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
-
-from localkv.cache.layout import PAGE_TOKENS
-
-if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
 

@@ -13,9 +13,12 @@ that can't be written, nobody is there to read it, and the result comes all the 
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,14 +27,10 @@ from localkv.errors import LocalKVError
 from localkv.system.limits import exhausted
 
 if TYPE_CHECKING:
-    from click.core import ParameterSource
-from types import FrameType
-
-if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-import errno
-import io
-from typing import Any
+
+    from click.core import ParameterSource
+
 
 _OURS = ("OMP_WAIT_POLICY",)
 FAILURE, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141

@@ -7,53 +7,40 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from localkv.cache.recurrent_state import state_bytes
+from localkv.commands.kv_view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
+from localkv.commands.loading_options import loading_options, unoffered_values
 from localkv.commands.model_file import model_file
 from localkv.commands.options import (
     DEFAULT_BATCH,
     OUTPUT,
     Panel,
+    escape_option,
     file_argument,
     json_option,
     model_options,
     raw_option,
 )
-from localkv.commands.output import TextOutput, one_line, table
-from localkv.commands.parsing import Command, Option
-from localkv.errors import ModelFileError, UsageError, byte_size
-
-if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
-    from localkv.loader.gguf_file import GGUFFile
-    from localkv.loader.metadata import Metadata
-from collections.abc import Callable
-from dataclasses import replace
-
-from localkv.cache.recurrent_state import state_bytes
-from localkv.errors import counted
+from localkv.commands.output import ProgressLine, TextOutput, note, one_line, table, warn
+from localkv.commands.parsing import Command, Option, Whole
+from localkv.commands.pictures import check_plot
+from localkv.commands.texts import read_file, unescape, without_final_newline
+from localkv.errors import ModelFileError, UsageError, byte_size, counted, printable
 
 if TYPE_CHECKING:
     from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
-from collections.abc import Mapping
-from pathlib import Path
-
-from click.core import ParameterSource
-
-from localkv.commands.kv_view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
-from localkv.commands.loading_options import loading_options, unoffered_values
-from localkv.commands.options import escape_option
-from localkv.commands.output import ProgressLine, note, warn
-from localkv.commands.parsing import Whole
-from localkv.commands.pictures import check_plot
-from localkv.commands.texts import read_file, unescape, without_final_newline
-from localkv.errors import printable
-
-if TYPE_CHECKING:
     from localkv.llm import LLM
+    from localkv.loader.gguf_file import GGUFFile
+    from localkv.loader.metadata import Metadata
+
 
 _K_AND_V = Panel("K and V")
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
@@ -30,20 +35,12 @@ from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
 from localkv.chat.store import KeptStates
 from localkv.errors import LocalKVError, counted
-from localkv.system.terminal_text import visible
+from localkv.system.terminal_text import visible, without_controls
 from localkv.tui.chat_screen import ChatScreen, EngineFactory
 
 if TYPE_CHECKING:
     from localkv.chat.model_choice import Models
-import select
-import threading
-import time
-from collections.abc import Callable
 
-from rich.cells import cell_len
-from rich.segment import Segment
-
-from localkv.system.terminal_text import without_controls
 
 MUTED = 0.75
 """The share of the text's colour in what is said by the way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from localkv.commands.loading_options import (
     PLACEMENT,
     loading_options,
     placement_arguments,
+    preset_bits,
     window_settings,
 )
 from localkv.commands.model_file import model_file
@@ -42,14 +43,6 @@ if TYPE_CHECKING:
     from localkv.bench.result import Result
     from localkv.bench.run import Options
     from localkv.bench.source import Source
-from collections.abc import Mapping, Sequence
-
-from localkv.commands.loading_options import preset_bits
-
-if TYPE_CHECKING:
-    from localkv.bench.grid import Grid
-    from localkv.bench.source import Source
-    from localkv.config import CacheConfig
 
 
 _SWA_TYPES = {"cache_type_k_swa": "-ctk-swa", "cache_type_v_swa": "-ctv-swa"}

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-from localkv.commands.model_file import model_header
-from localkv.commands.output import warn
-from localkv.errors import LocalKVError, UsageError
-
-if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
-    from localkv.loader.chosen_cache import KVRisk
-    from localkv.loader.gguf_header import TensorInfo
-    from localkv.loader.model_header import ModelHeader
-    from localkv.memory.plan import ModelMemory
-import math
-import shlex
 
 import click
 
@@ -31,13 +20,18 @@ from localkv.cache.layout import (
     with_one_pair,
 )
 from localkv.cache.profile import with_profile_types
+from localkv.commands.model_file import model_header
 from localkv.commands.options import PLAN
-from localkv.commands.output import note, table
-from localkv.errors import byte_size, printable
+from localkv.commands.output import note, table, warn
+from localkv.errors import LocalKVError, UsageError, byte_size, printable
 
 if TYPE_CHECKING:
+    from localkv.arch.spec import ModelSpec
     from localkv.cache.profile import KVProfile, TypeList
     from localkv.config import CacheConfig
+    from localkv.loader.chosen_cache import KVRisk
+    from localkv.loader.gguf_header import TensorInfo
+    from localkv.loader.model_header import ModelHeader
     from localkv.memory.plan import MemoryPlan, ModelMemory
     from localkv.system.machine_memory import Budget
 

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.cache_checks import keeps_latents
-from localkv.cache.layout import kv_bytes_per_token
+from localkv.cache.layout import context_bytes, kv_bytes_per_token
 from localkv.commands.model import memory_json
 from localkv.commands.options import DEFAULT_BATCH
 from localkv.commands.output import one_line, table
+from localkv.commands.pictures import COLOURS, MUTED, name_ends, quiet, save, title, token_ticks
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.fit import beyond_training, type_flags
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
     from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
-from typing import TYPE_CHECKING
-
-from localkv.cache.layout import context_bytes
-from localkv.commands.pictures import COLOURS, MUTED, name_ends, quiet, save, title, token_ticks
-
-if TYPE_CHECKING:
-    from localkv.cache.ladder import Pair
 
 
 @dataclass(frozen=True)
