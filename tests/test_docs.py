@@ -79,6 +79,12 @@ FILES = [
 ] + [path.name for path in ROOT.iterdir()]
 
 
+def exists(name: str) -> bool:
+    """Whether a path from the root, or the last parts of one, is a file's; <type> is any name."""
+    pattern = re.sub(r"<\w+>", "*", name).rstrip("/")
+    return any(fnmatch(path, p) for path in FILES for p in (pattern, f"*/{pattern}"))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_headings(page: str) -> None:
     path = ROOT / page
@@ -95,16 +101,37 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_ITS_TIME])
 def test_paths_exist(page: str) -> None:
-    """Files are named from the root, or by the last parts of their path; <type> is any name."""
     text = without_code((ROOT / page).read_text())
     missing = []
     for name in re.findall(r"`([\w<>*/.-]+)`", text):
         if not re.search(r"\.(py|yml)$|^(localkv|tests|docs|examples|benchmarks)/", name):
             continue
-        pattern = re.sub(r"<\w+>", "*", name).rstrip("/")
-        if not any(fnmatch(path, p) for path in FILES for p in (pattern, f"*/{pattern}")):
+        if not exists(name):
             missing.append(name)
     assert missing == []
+
+
+PROGRAMS = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("benchmarks", "docs", "examples", "models", ".ci")
+    for path in sorted((ROOT / folder).iterdir())
+    if path.suffix in (".py", "") and path.is_file()
+]
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "Makefile"])
+def test_programs_name_paths_that_exist(program: str) -> None:
+    text = (ROOT / program).read_text()
+    folders = "localkv|tests|docs|examples|benchmarks|models"
+    names = re.findall(rf"(?<![\w/.-])(?:{folders})/[\w<>*./-]*[\w*]", text)
+    assert [name for name in names if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_ITS_TIME])
+def test_examples_of_pages_name_programs_that_exist(page: str) -> None:
+    blocks = re.findall(r"^```.*?^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    names = re.findall(r"(?<![\w/.-])[\w.-]+/[\w/.-]+\.py\b", "".join(blocks))
+    assert [name for name in names if not exists(name)] == []
 
 
 RECIPES = (
@@ -122,9 +149,11 @@ def test_each_recipe_names_files(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
-def test_the_index_names_every_page(page: str) -> None:
+def test_the_index_names_every_page_once(page: str) -> None:
+    """Once, so that a reader has to look in one place."""
     name = page.removeprefix("docs/")
-    assert name == "README.md" or f"]({name})" in (ROOT / "docs" / "README.md").read_text()
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert name == "README.md" or index.count(f"]({name})") == 1
 
 
 def test_the_changelog_has_a_section_for_this_version() -> None:

@@ -107,7 +107,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class LayerState:
-    """Which layer of a model has which state."""
+    """A layer of a model, and the state that it has."""
 
     layer: int
     state: StateSpec

@@ -1,4 +1,4 @@
-"""Which layers have a window, and how those rotate q and k."""
+"""The layers that have a window, and how they rotate q and k."""
 
 from __future__ import annotations
 

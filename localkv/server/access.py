@@ -35,7 +35,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def number(self, given: str) -> int | None:
-        """Which key it is, from 1; None for none. It takes as long whichever it is."""
+        """The number of a key, from 1; None for none. It takes as long for each."""
         digest, found = _digest(given), None
         for number, known in enumerate(self._digests, 1):
             if hmac.compare_digest(digest, known):

@@ -1,4 +1,4 @@
-"""Which family's syntax a chat template writes calls in: found by rendering a conversation."""
+"""The family whose syntax a chat template writes calls in, found by rendering a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several engines has evaluated how a request begins.
+"""The engine, of several, that has evaluated how a request begins.
 
 It is a guess: an engine's own cache compares tokens, so a wrong guess costs time and nothing else.
 """

@@ -366,7 +366,7 @@ async def generate(front: Front, request: Request) -> Response:
 
 
 class ShowRequest(msgspec.Struct, kw_only=True):
-    """Which model; `name` is what it was called before."""
+    """A model; `name` is what it was called before."""
 
     model: limits.Name | None = None
     name: limits.Name | None = None
