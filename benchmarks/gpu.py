@@ -532,6 +532,7 @@ def model_of(run: Run, weights: str, pairs: Sequence[str]) -> None:
 def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     """Seconds from one token to the next, by depth, with a cache of that pair."""
     from localkv.config import CacheConfig
+    from localkv.engine.batch_engine import BatchEngine
     from localkv.engine.engine import Engine
     from localkv.engine.generation import GenerationOptions
     from localkv.sampling.params import SamplingParams
@@ -551,7 +552,9 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     def decode(ids: list[int]) -> float:
         """Seconds a token, from the second one on, as `localkv bench` counts them."""
         greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab)
-        generation = engine.generate(ids, GenerationOptions(sampler=greedy, max_tokens=s.n_decode))
+        generation = BatchEngine(engine).generate(
+            ids, GenerationOptions(sampler=greedy, max_tokens=s.n_decode)
+        )
         n_generated = len(list(generation))
         return generation.stats.decode_seconds / (n_generated - 1)
 

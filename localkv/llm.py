@@ -19,6 +19,7 @@ from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
@@ -75,7 +76,6 @@ from localkv.system.threads import default_threads, place_caller, place_process,
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.audit import Audit
-    from localkv.engine.batch_engine import BatchEngine
     from localkv.loader.gguf_file import GGUFFile
     from localkv.loader.smoothing import Smoothing
     from localkv.memory.draft_file import DraftFile
@@ -131,9 +131,10 @@ class LoadedModel(TokenizedModel):
         """
         if self.draft is not None:
             self.draft.close()
-        if "engine" in self.__dict__:
+        held = self.__dict__.get("batch") or self.__dict__.get("engine")
+        if held is not None:
             with suppress(ModelClosedError):  # another thread was faster
-                self.engine.close()
+                held.close()
         for name in _HELD:
             self.__dict__.pop(name, None)
 
@@ -303,8 +304,8 @@ class StateModel(LoadedModel):
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What is asked of a text. `LLM.stream` describes the attributes, but for `params`: these are
-    all that tokens are drawn by."""
+    """What is asked of a text. `LLM.stream` and `LLM.batch_stream` describe the attributes, but for
+    `params`: these are all that tokens are drawn by."""
 
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()
@@ -317,6 +318,9 @@ class TextOptions:
     spec: str | None = None
     cancel: Event | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    salt: int = 0
+    reuses: bool = True
+    ranks_after_samplers: bool = False
 
 
 @dataclass(frozen=True)
@@ -335,7 +339,7 @@ class Answer:
 
 
 def new_stream(
-    engine: Engine | BatchEngine,
+    batch: BatchEngine,
     tokenizer: Tokenizer,
     ids: Sequence[int],
     options: TextOptions,
@@ -348,7 +352,7 @@ def new_stream(
     """A stream that continues `ids`.
 
     Args:
-        engine: a scheduler of one request, or of many.
+        batch: whose request it becomes.
         answer: of a conversation; one of several messages becomes one text.
         constraint: makes what the text keeps to, given how tokens are drawn.
         predictions: keeps what an audit needs.
@@ -364,15 +368,15 @@ def new_stream(
         params = replace(params, logit_bias=bias)
     sampler = Sampler(
         params,
-        n_vocab=engine.model.config.n_vocab,
-        n_ctx=engine.n_ctx,
+        n_vocab=batch.model.config.n_vocab,
+        n_ctx=batch.n_ctx,
         token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
             errors="replace"
         ),
         tokenize=tokenizer.encode_within,
     )
     budget = None if answer is None else answer.budget
-    generation = engine.generate(
+    generation = batch.generate(
         ids,
         GenerationOptions(
             sampler,
@@ -384,6 +388,9 @@ def new_stream(
             logprobs=options.logprobs,
             predictions=predictions,
             speculation=speculation,
+            salt=options.salt,
+            reuses=options.reuses,
+            ranks_after_samplers=options.ranks_after_samplers,
         ),
     )
     stops = (options.stop,) if isinstance(options.stop, str) else options.stop
@@ -504,20 +511,35 @@ class TextModel(LoadedModel):
             "cancel": cancel,
             "params": params,
         }
-        engine = self.batch if self.engine.cache.n_sequences > 1 else self.engine
-        return self._stream(engine, prompt, {**options, **sampling})
+        return self._stream(prompt, self._text_options(prompt, {**options, **sampling}))
 
-    def batch_stream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
-        """Continue a prompt as `stream` does, for a caller who runs the steps of `batch`,
-        whatever `n_parallel` is.
+    def batch_stream(
+        self,
+        prompt: Prompt,
+        *,
+        salt: int = 0,
+        reuses: bool = True,
+        ranks_after_samplers: bool = False,
+        **options: Unpack[StreamOptions],
+    ) -> TextStream:
+        """Continue a prompt as `stream` does, for a server, which runs the steps of `batch` itself.
 
         Args:
             prompt, options: as for `stream`.
+            salt: texts of different salts share no rows of the cache.
+            reuses: the prompt's rows that are there already are taken; else all are evaluated.
+            ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from.
 
         Raises:
             LocalKVError: as `stream`.
         """
-        return self._stream(self.batch, prompt, options)
+        asked = replace(
+            self._text_options(prompt, options),
+            salt=salt,
+            reuses=reuses,
+            ranks_after_samplers=ranks_after_samplers,
+        )
+        return self._stream(prompt, asked)
 
     def astream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> AsyncTextStream:
         """Continue a prompt as `stream` does, for `async for`; the event loop goes on meanwhile.
@@ -537,10 +559,7 @@ class TextModel(LoadedModel):
         options["cancel"] = cancel
         return AsyncTextStream(self.stream(prompt, **options), cancel)
 
-    def _stream(
-        self, engine: Engine | BatchEngine, prompt: Prompt, given: Mapping[str, object]
-    ) -> TextStream:
-        options = self._text_options(prompt, given)
+    def _stream(self, prompt: Prompt, options: TextOptions) -> TextStream:
         predictions = self._predictions(options.audit)
         constraint, answer, grammar = None, None, None
         if options.schema is not None or options.grammar is not None:
@@ -560,7 +579,7 @@ class TextModel(LoadedModel):
             )
             answer = Answer(prompt.opening, self._kept_ids, budget)
         stream = new_stream(
-            engine,
+            self.batch,
             self.tokenizer,
             ids,
             options,
@@ -697,8 +716,6 @@ class TextModel(LoadedModel):
     @cached_property
     def batch(self) -> BatchEngine:
         """Serves several requests at the same time, as many as `n_parallel`."""
-        from localkv.engine.batch_engine import BatchEngine  # one alone does without
-
         with _MAKING:  # threads may ask at the same time, and there is one cache
             made = self.__dict__.get("batch")
             if made is None:
@@ -724,7 +741,7 @@ class TextModel(LoadedModel):
         streams = list[TextStream]()
         try:
             for prompt in every:
-                streams.append(self._stream(self.batch, prompt, options))
+                streams.append(self._stream(prompt, self._text_options(prompt, options)))
             return completions(self.batch, streams)
         except BaseException:
             for stream in streams:

@@ -16,6 +16,7 @@ import torch
 from localkv.arch.spec import DeltaNetSpec
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.errors import ModelFileError, UsageError
@@ -190,7 +191,9 @@ def test_the_last_layer_may_be_a_block_alone(
         assert nmse(logits(path, cpu_backend(), IDS, "f32", chunk=chunk), want) < 1e-10
     engine = Engine(model_of(path), CacheConfig(n_ctx=64))
     sampler = Sampler(SamplingParams(temperature=0), n_vocab=N_VOCAB)
-    drawn = list(engine.generate(IDS[:5], GenerationOptions(sampler=sampler, max_tokens=3)))
+    drawn = list(
+        BatchEngine(engine).generate(IDS[:5], GenerationOptions(sampler=sampler, max_tokens=3))
+    )
     again = engine.logits([*IDS[:5], *drawn[:2]])
     assert drawn == [int(row.argmax()) for row in again[-3:]]
 

@@ -21,6 +21,7 @@ from localkv.bench.result import Machine, PeakMemory, Result, bandwidth
 from localkv.bench.source import Subject
 from localkv.cache.layout import GroupLayout, bytes_of, pages_for, read_rows, written_rows
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.kernels.layer_weights import tensors_of
@@ -179,7 +180,7 @@ class _Bench:
 
     def _generate(self, n_before: int, n_gen: int) -> float:
         """Seconds to generate: the first token comes with the prompt and is not counted."""
-        generation = self.engine.generate(
+        generation = BatchEngine(self.engine).generate(
             self.ids[:n_before],
             GenerationOptions(
                 sampler=Sampler(GREEDY, n_vocab=self.subject.model.config.n_vocab),

@@ -1,28 +1,40 @@
-"""Many requests at the same time: steps that the scheduler puts together, run and drawn from.
+"""Requests, one or many at the same time: steps that the scheduler puts together, and tokens.
 
 Nobody waits for a thread of its own: whoever wants a token takes a turn and runs steps until it is
 there, and a step serves all requests. A generation yields the tokens that it would yield alone.
+
+In a cache of one sequence one request runs at a time. Whoever is asked for a token goes on with the
+rows that are there of its text, and takes the turn until there is one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
+from localkv.engine.logprobs import check_logprobs
+from localkv.engine.prefix import Text
 from localkv.engine.request import Request
 from localkv.engine.scheduler import Scheduler, SchedulerConfig
+from localkv.engine.speculation.draft_model import new_speculator
 from localkv.engine.step_runner import BatchStats, ModelSteps, RequestRows, StepRunner
-from localkv.errors import ContextOverflowError, LocalKVError, counted
+from localkv.errors import ContextOverflowError, LocalKVError, ModelClosedError, counted
 from localkv.model import Transformer
+from localkv.system.turns import CancelledWaitError
 
 STEP_MS_CPU = 100.0
 STEP_MS_GPU = 30.0
 """Milliseconds of a step where the user names none."""
+
+LEAST_SHARE = 0.05
+"""Seconds of tokens that a generation draws, at least, in a turn that others wait for."""
 
 
 class QueueFullError(LocalKVError):
@@ -74,7 +86,8 @@ class BatchEngine:
         self.engine = engine
         self.clock = clock
         self.most_waiting = most_waiting
-        self.rows = RequestRows(engine.cache, engine.slot.prefixes, engine.slot.leave)
+        self.rows = RequestRows(engine.cache, engine.slot.prefixes, engine.slot)
+        self._is_in_place = self.rows.in_place is not None
         default = STEP_MS_GPU if engine.loop is not None else STEP_MS_CPU
         config = SchedulerConfig(
             n_parallel or engine.cache.n_sequences,
@@ -88,6 +101,7 @@ class BatchEngine:
             )
         self._model_steps = ModelSteps(engine.slot, self.rows)
         self._runner = StepRunner(
+            engine.slot,
             self.rows,
             self._model_steps,
             config,
@@ -125,21 +139,47 @@ class BatchEngine:
             QueueFullError: `most_waiting` requests wait already.
             UsageError: the vocabulary has fewer tokens than `logprobs`.
         """
-        if self.most_waiting is not None and len(self.scheduler.waiting) >= self.most_waiting:
+        if self.most_waiting is not None and self._runner.n_waiting >= self.most_waiting:
             raise QueueFullError(
                 f"{counted(self.most_waiting, 'request')} in the queue already",
                 hint="ask again later, or let more wait",
             )
-        n_prompt, room = len(prompt_ids), min(self.n_ctx, self._most_tokens())
-        generation = self.engine.new_generation(
-            self, prompt_ids, options, n_ctx=room, number=next(self._numbers), reads_late=True
-        )
-        if n_prompt > room:
+        engine, n_prompt = self.engine, len(prompt_ids)
+        n_ctx = min(self.n_ctx, self._most_tokens())
+        check_logprobs(options.logprobs, self.model.config.n_vocab)
+        engine.check_prompt(prompt_ids)
+        if n_prompt > n_ctx:
             raise ContextOverflowError(
-                f"the prompt has {n_prompt} tokens, but the cache holds {room} of all requests "
+                f"the prompt has {n_prompt} tokens, but the cache holds {n_ctx} of all requests "
                 "together",
                 hint="use a larger cache or a shorter prompt",
             )
+        now, most = self.clock(), options.max_tokens
+        request = Request(
+            next(self._numbers),
+            Text(list(prompt_ids), n_prompt, options.salt),
+            now,
+            n_ctx if most is None else min(n_ctx, n_prompt + most),
+            priority=options.priority,
+            deadline=None if options.timeout is None else now + options.timeout,
+            reuses=options.reuses,
+        )
+        # where others run, a draft would have to wait for its model at the text's beginning
+        reads_late = not self._is_in_place
+        speculator = new_speculator(
+            options.speculation, engine.prices, engine.draft, reads_late=reads_late
+        )
+        host = (options.logprobs, options.predictions, options.constraint, speculator)
+        on_host = any(one is not None for one in host)
+        generation = Generation(
+            self,
+            request,
+            options,
+            self.model.backend.arrays,
+            draw=None if on_host else self.model.draw(options.sampler.params),
+            n_ctx=n_ctx,
+            speculator=speculator,
+        )
         self._runner.add(generation)
         return generation
 
@@ -159,7 +199,7 @@ class BatchEngine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
-        return not self._runner.generations
+        return all(one.has_ended for one in [*self._runner.generations.values()])
 
     @property
     def pages(self) -> Pages:
@@ -174,23 +214,74 @@ class BatchEngine:
             if not sequences:
                 texts = self.rows.prefixes.texts
                 found = {page for text in texts for page in text.sequence.held(i)}
+                found |= {*self.engine.sequence.held(i)}
                 lost += n_others - len(found)
                 n_others = len(found)
             kept += n_others
         return Pages(running, shared, kept, lost)
 
-    def step(self, unless: Callable[[], bool] = lambda: False) -> None:
+    def step(
+        self, unless: Callable[[], bool] = lambda: False, asked: Generation | None = None
+    ) -> None:
         """Run one step in a turn of its own; it serves all requests that are there.
+
+        In a cache of one sequence who is asked for a token has the turn until it is there, so that
+        the pieces of a prompt need not be evaluated again because of others.
 
         Args:
             unless: asked when the turn has come: whether no step is needed any more.
+            asked: whose token is wanted; None if any will do.
 
         Raises:
             LocalKVError: the model can't be run.
         """
-        self.engine.slot.turn(lambda: None if unless() else self._runner.step())
+        slot = self.engine.slot
+        if asked is None or not self._is_in_place:
+            slot.turn(lambda: None if unless() else self._runner.step())
+            return
+        try:
+            slot.turn(partial(self._serve, asked, unless), asked.cancelled)
+        except CancelledWaitError:
+            asked.close()
+        except Exception as error:
+            if not asked.n_ready:
+                raise
+            asked.fail(error)  # raised once the tokens drawn before are used up
+            self.end(asked.request)
+
+    def _serve(self, generation: Generation, unless: Callable[[], bool]) -> None:
+        """Draw a token; and more, while others wait, as every change has its price.
+
+        The others then have the rows evaluated that they lack. So at least half of the time goes
+        into new tokens, however many take turns.
+        """
+        slot, step, started = self.engine.slot, self._runner.step, self.clock()
+        generation.resume(started)
+        step(generation)
+        while not unless():
+            step(generation)
+        if not slot.is_wanted:
+            return
+        now = self.clock()
+        until = now + max(LEAST_SHARE, now - started)
+        while slot.is_wanted and not generation.has_ended and self.clock() < until:
+            step(generation)
 
     def end(self, request: Request) -> None:
-        """A request is done; its rows are kept as long as there is room."""
-        if request.number in self._runner.generations:
-            self.engine.slot.turn(lambda: self._runner.end(request))
+        """A request is done; its rows are kept as long as there is room.
+
+        Where it has no rows to give back nobody waits for a turn: the next step ends it.
+        """
+        slot = self.engine.slot
+        if request.state != "done" and not (self._is_in_place and slot.is_busy):
+            with suppress(ModelClosedError):
+                slot.turn(lambda: self._runner.end(request))
+
+    def close(self) -> None:
+        """Close the engine, and let go of what steps need of it; its generations may live on.
+
+        Raises:
+            ModelClosedError: it was closed already.
+        """
+        self.engine.close()
+        del self.rows, self._model_steps, self._runner

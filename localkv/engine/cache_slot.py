@@ -13,10 +13,13 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localkv.cache.arrays import Array, Batch, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.next_token import NextTokens
-from localkv.engine.prefix import PrefixCache, Text, marked, unmarked
+from localkv.engine.prefix import SALTED, PrefixCache, Text, marked, unmarked
 from localkv.engine.recorded import DecodeLoop
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Guessed, Guessing
@@ -87,11 +90,17 @@ class CacheSlot:
         self.prefixes = PrefixCache(cache, exact, MOST_RECURRENT if cache.states else MOST_KEPT)
         self.ids: list[int] = []
         self.generated: list[bool] = []
+        self._salt = 0
         self._text: Text | None = None
         self._next = NextTokens(model, cache)
         self._unfinished = False
         self.threads = chosen_threads()
         self._turns: Turns | None = model.backend.turns  # None once it is closed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread has its turn, or waits for one."""
+        return self._turns is not None and self._turns.are_taken
 
     @property
     def is_wanted(self) -> bool:
@@ -137,7 +146,7 @@ class CacheSlot:
 
     def _start_over(self) -> None:
         """Forget all rows: work that broke off may have left anything."""
-        self.ids, self.generated, self._text = [], [], None
+        self._hold_none()
         self.prefixes.forget()
         self.cache.drop(self.sequence)
 
@@ -154,6 +163,8 @@ class CacheSlot:
             return self.sequence.length
         length = self.cache.cut_back(self.sequence, length, exactly=self.exact)
         del self.ids[length:], self.generated[length:]
+        if not length:
+            self._salt = 0  # what others evaluate now is not the former text's
         return length
 
     def checkpoint(self) -> None:
@@ -282,18 +293,33 @@ class CacheSlot:
         if self.ids or self.cache.states.has_place(self.sequence):
             self._put_away()
             self.sequence = self.cache.new_sequence(stepped=False)
-            self.ids, self.generated, self._text = [], [], None
+            self._hold_none()
+
+    def _hold_none(self) -> None:
+        self.ids, self.generated, self._salt, self._text = [], [], 0, None
 
     def _put_away(self) -> None:
         self.cache.states.keep(self.sequence)
-        self.prefixes.keep(self.sequence, marked(self.ids, self.generated))
+        self.prefixes.keep(self.sequence, self._marked())
 
-    def take(self, text: Text) -> Reuse:
-        """Make the slot a text's, with its tokens that are held, fewer than all."""
+    def _marked(self) -> NDArray[np.int64]:
+        return marked(self.ids, self.generated) + self._salt * SALTED
+
+    def take(self, text: Text, *, reuses: bool = True) -> Reuse:
+        """Make the slot a text's, with its tokens that are held, fewer than all.
+
+        Args:
+            reuses: tokens that are held are taken; else none.
+        """
         n_lost = 0
         if self._text is not text:
-            n_lost = self._find(text) - self.sequence.length
-            self._text = text
+            if reuses:
+                n_lost = self._find(text) - self.sequence.length
+            else:
+                self._put_away()
+                self.sequence = self.cache.new_sequence()
+                self._hold_none()
+            self._salt, self._text = text.salt, text
         return Reuse(self.sequence.length, n_lost)
 
     def _find(self, text: Text) -> int:
@@ -305,7 +331,7 @@ class CacheSlot:
             how many leading tokens were the same, whether or not their rows are still there.
         """
         cache, exact = self.cache, self.exact
-        ours = marked(self.ids, self.generated)
+        ours = self._marked()
         theirs = text.marked(len(text.ids) - 1)
         n_same = self.prefixes.n_common(ours, theirs)
         n_ours = cache.reachable(self.sequence, n_same, exactly=exact)

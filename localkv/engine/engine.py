@@ -23,14 +23,10 @@ from localkv.cache.recurrent_state import CheckpointConfig
 from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.embedding import Pooling, pooled
-from localkv.engine.generation import Generation, GenerationOptions, Steps
-from localkv.engine.logprobs import check_logprobs
-from localkv.engine.lone_request import LoneRequest
 from localkv.engine.prefix import Text
 from localkv.engine.recorded import DecodeLoop
-from localkv.engine.request import Request
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.draft_model import DraftModel, new_speculator
+from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.warm_up import compile_kernels, finish_loading, warm_up_drafts
 from localkv.errors import ContextOverflowError, LocalKVError, byte_size
@@ -321,67 +317,6 @@ class Engine:
             return pooled(parts(), pooling)
 
         return self.slot.turn(work)
-
-    def generate(self, prompt_ids: Sequence[int], options: GenerationOptions) -> Generation:
-        """Continue a prompt; tokens that the cache still holds are reused.
-
-        Raises:
-            ContextOverflowError: the prompt is longer than the context; nothing was computed.
-            UsageError: the vocabulary has fewer tokens than `logprobs`.
-        """
-        steps = LoneRequest(self.slot, self.prices)
-        generation = self.new_generation(steps, prompt_ids, options, n_ctx=self.n_ctx)
-        steps.add(generation)
-        return generation
-
-    def new_generation(
-        self,
-        steps: Steps,
-        prompt_ids: Sequence[int],
-        options: GenerationOptions,
-        *,
-        n_ctx: int,
-        number: int = 0,
-        reads_late: bool = False,
-    ) -> Generation:
-        """A generation whose tokens come from somebody's steps.
-
-        Args:
-            steps: which it is not added to yet.
-            n_ctx: tokens that it can have.
-            number: of its request.
-            reads_late: a model that drafts reads the text when it first drafts for it, and not at
-                the text's beginning.
-
-        Raises:
-            ContextOverflowError: the prompt is longer than the context; nothing was computed.
-            UsageError: the vocabulary has fewer tokens than `logprobs`.
-        """
-        check_logprobs(options.logprobs, self.model.config.n_vocab)
-        self.check_prompt(prompt_ids)
-        now, n_prompt, most = steps.clock(), len(prompt_ids), options.max_tokens
-        request = Request(
-            number,
-            Text(list(prompt_ids), n_prompt),
-            now,
-            n_ctx if most is None else min(n_ctx, n_prompt + most),
-            priority=options.priority,
-            deadline=None if options.timeout is None else now + options.timeout,
-        )
-        speculator = new_speculator(
-            options.speculation, self.prices, self.draft, reads_late=reads_late
-        )
-        host = (options.logprobs, options.predictions, options.constraint, speculator)
-        on_host = any(one is not None for one in host)
-        return Generation(
-            steps,
-            request,
-            options,
-            self.model.backend.arrays,
-            draw=None if on_host else self.model.draw(options.sampler.params),
-            n_ctx=n_ctx,
-            speculator=speculator,
-        )
 
 
 def allocated_cache(

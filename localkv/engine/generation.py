@@ -50,8 +50,12 @@ class Steps(Protocol):
 
     clock: Callable[[], float]
 
-    def step(self, unless: Callable[[], bool]) -> None:
-        """Run one, or several, in a turn, unless none is needed any more."""
+    def step(self, unless: Callable[[], bool], asked: Generation | None) -> None:
+        """Run one, or several, in a turn, unless none is needed any more.
+
+        Args:
+            asked: whose token is wanted.
+        """
         ...
 
     def end(self, request: Request) -> None:
@@ -77,6 +81,10 @@ class GenerationOptions:
         speculation: how tokens are guessed, which changes nothing but the speed.
         priority: requests with a larger one are served first.
         timeout: seconds after which it ends, with "cancelled".
+        salt: texts of different salts share no rows of the cache.
+        reuses: the prompt's rows that are there already are taken; else all are evaluated.
+        ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from, not to
+            the model's own.
     """
 
     sampler: Sampler
@@ -90,6 +98,9 @@ class GenerationOptions:
     speculation: Speculation = field(default_factory=Speculation)
     priority: int = 0
     timeout: float | None = None
+    salt: int = 0
+    reuses: bool = True
+    ranks_after_samplers: bool = False
 
 
 class Generation(Iterator[int]):
@@ -97,8 +108,9 @@ class Generation(Iterator[int]):
 
     Asking for a token runs steps until it is there. If they serve other requests as well, tokens
     may be there before they are asked for. Nothing is held between two tokens: the engine may do
-    other work, and this one goes on as if it had been alone. An exception ends it ("cancelled").
-    One thread at a time may ask for tokens.
+    other work, and this one goes on as if it had been alone. An exception ends it ("cancelled"),
+    and one that nobody refers to any more is gone with the next step of others. One thread at a
+    time may ask for tokens.
 
     Args:
         steps: runs them.
@@ -116,8 +128,6 @@ class Generation(Iterator[int]):
             ids), "length" (`max_tokens` or the end of the context) or "cancelled".
         context_full: it ended because the context did.
         cancelled: set to end it.
-        ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from, not to
-            the model's own; to be set before the first token.
     """
 
     def __init__(
@@ -149,7 +159,7 @@ class Generation(Iterator[int]):
         self._ranked = list[RankedToken]()
         self._n_taken = 0
         self._among: tuple[Ints, Floats] | None = None
-        self.ranks_after_samplers = False
+        self._ranks_after_samplers = options.ranks_after_samplers
         room, max_tokens = n_ctx - request.n_prompt, options.max_tokens
         self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
         self._fills_context = max_tokens is None or room < max_tokens
@@ -212,7 +222,7 @@ class Generation(Iterator[int]):
         if not self._ready:
             try:
                 while not self._ready and self._end is None:
-                    self._steps.step(unless=self.is_served)
+                    self._steps.step(self.is_served, self)
             except BaseException:
                 self.close()
                 raise
@@ -244,7 +254,7 @@ class Generation(Iterator[int]):
         """
         if self.finish_reason is None and not self.is_served():
             try:
-                self._steps.step(unless=lambda: True)
+                self._steps.step(lambda: True, self)
             except BaseException:
                 self.close()
                 raise
@@ -346,7 +356,7 @@ class Generation(Iterator[int]):
         self._drawn_at = now - self._worked
 
     def _ranked_token(self, logits: Array, token: int, n: int) -> RankedToken:
-        if not self.ranks_after_samplers:
+        if not self._ranks_after_samplers:
             return ranked(self._arrays.to_numpy(logits), token, n)
         among, self._among = self._among, None
         if among is None:  # it was put there, and nothing drawn
@@ -359,7 +369,7 @@ class Generation(Iterator[int]):
             if constraint is not None:
                 leads_on = self._forcing is not None and self._forcing.leads_on
                 row = constraint.masked(row, self._stop_ids if leads_on else ())
-            if not self.ranks_after_samplers:
+            if not self._ranks_after_samplers:
                 return self._sampler.sample(row)
             token, ids, probabilities = self._sampler.sample_among(row)
             self._among = ids, probabilities
@@ -375,12 +385,6 @@ class Generation(Iterator[int]):
     def fail(self, error: Exception) -> None:
         """Raise an error once the tokens before it are used up."""
         self._end, self._error = "cancelled", error
-
-    def leave(self) -> None:
-        """End it with the next step, whoever runs that: nobody reads it any more."""
-        cancelled = Event()  # not the caller's, which other generations may have, too
-        cancelled.set()
-        self.cancelled = cancelled
 
     def close(self) -> None:
         """End it, as `cancel` does."""

@@ -54,7 +54,7 @@ def marked(ids: list[int], generated: ArrayLike) -> NDArray[np.int64]:
 
 def unmarked(ids: NDArray[np.int64]) -> tuple[list[int], list[bool]]:
     """Token ids, and whether each was generated, of `marked` ones."""
-    return (ids % GENERATED).tolist(), (ids >= GENERATED).tolist()
+    return (ids % GENERATED).tolist(), (ids & GENERATED > 0).tolist()
 
 
 def n_common(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> int:

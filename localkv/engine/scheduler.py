@@ -21,6 +21,9 @@ Rules, in this order:
 5. A request begins if there are pages for its whole prompt, and one more page for each running
    request that may come to need one. If a request can't begin more than `PATIENCE` seconds after
    it came, no request after it begins.
+6. Where one request runs at a time, who is asked for a token takes the place of who runs, whose
+   rows stay as long as there is room (`Scheduler.step_for`). Nobody has to wait for the step, so
+   its prompt is read in whole batches.
 """
 
 from __future__ import annotations
@@ -141,7 +144,7 @@ class Scheduler:
         request.state = "done"
 
     def restart(self, request: Request) -> None:
-        """A request that runs has lost its rows; it waits for others."""
+        """A request that runs has lost its rows, or their place; it waits for others."""
         self.running.remove(request)
         request.sequence, request.state = None, "waiting"
         self.waiting.append(request)
@@ -172,6 +175,25 @@ class Scheduler:
             self._preempt(self._least_important())  # all wait for pages that others have
         self._served = [part.request for part in parts]
         return parts
+
+    def step_for(self, request: Request) -> list[Part]:
+        """What to evaluate next for a request that is asked for a token, where one runs at a time.
+
+        An exception may have come between two changes of it, so it may be in neither list.
+        """
+        if request not in self.running:
+            for other in [*self.running]:
+                self.restart(other)
+            if not self.rows.begin(request, self.running):
+                return []
+            self.running.append(request)
+            if request in self.waiting:
+                self.waiting.remove(request)
+            request.state = "running"
+        if request.is_decoding:
+            return [Part(request, request.n_missing)]
+        n_tokens = min(request.n_alike, self.config.n_batch)
+        return [Part(request, self.rows.chunk(request, n_tokens))]
 
     def _parts(self, now: float) -> list[Part]:
         """What can be evaluated with the free pages, and the pages of whoever gives way."""

@@ -15,19 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
-from localkv.cache.arrays import Array, Wanted
+from localkv.cache.arrays import Array, Draw, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import NoPageError
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.cost_model import StepShape
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Generation, checked
 from localkv.engine.next_token import NextTokens
-from localkv.engine.prefix import KeptText, PrefixCache
+from localkv.engine.prefix import KeptText, PrefixCache, Text
 from localkv.engine.recorded import DecodeLoop
 from localkv.engine.request import Request
-from localkv.engine.scheduler import Part, Rows, Scheduler, SchedulerConfig
+from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.speculator import Speculator
 
@@ -60,51 +61,11 @@ class BatchStats:
     seconds: float = 0.0
 
 
-class StepRows(Rows, Protocol):
-    """The rows of requests in the cache, and what a step does with them.
-
-    Attributes:
-        n_reused: tokens of prompts that were found evaluated.
-    """
-
-    n_reused: int
-
-    @property
-    def cache(self) -> KVCache:
-        """Has the rows."""
-        ...
-
-    def enter(self, running: Sequence[Request]) -> Sequence[Request]:
-        """Begin a step: the requests that have lost their rows to other users."""
-        ...
-
-    def forget(self, running: Sequence[Request]) -> None:
-        """Give all rows back: they may be anything, as work broke off."""
-        ...
-
-    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
-        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
-        if there is no room."""
-        ...
-
-    def retract(self, request: Request, length: int) -> None:
-        """Take back the rows of guesses from position `length` on."""
-        ...
-
-
-class Evaluator(Protocol):
-    """Runs the model."""
-
-    def evaluate(self, parts: Sequence[Part]) -> Sequence[tuple[Part, Array]]:
-        """Logits of the parts that have no more: float32 [1 + drafts, n_vocab] after the last token
-        and after each draft."""
-        ...
-
-
 class StepRunner:
     """Runs the steps of requests, in turns that somebody else takes.
 
     Args:
+        slot: whose text is continued, where one request runs at a time.
         rows: of the requests.
         model_steps: evaluates the parts of a step.
         config: of the scheduler.
@@ -113,13 +74,15 @@ class StepRunner:
         reads_late: a result is only told to be computed until somebody reads it, as on a GPU.
 
     Attributes:
-        generations: of the requests that are waiting or running, by their numbers.
+        generations: of the requests that are waiting or running, by their numbers. Only their
+            readers keep them: a request whose generation is gone ends with the next step.
     """
 
     def __init__(
         self,
-        rows: StepRows,
-        model_steps: Evaluator,
+        slot: CacheSlot,
+        rows: RequestRows,
+        model_steps: ModelSteps,
         config: SchedulerConfig,
         prices: Prices,
         clock: Callable[[], float],
@@ -129,13 +92,15 @@ class StepRunner:
         self.rows = rows
         self.scheduler = Scheduler(rows, config)
         self.stats = BatchStats()
-        self.generations = dict[int, Generation]()
+        self.generations = WeakValueDictionary[int, Generation]()
         self._model_steps = model_steps
         self._drafts = BatchDrafts(rows, prices, config)
         self._clock = clock
         self._reads_late = reads_late
         self._learns = config.n_parallel > 1
         self._unfinished = False
+        self._slot = slot
+        self._drawn_ahead: tuple[Text, Iterator[int]] | None = None
 
     def add(self, generation: Generation) -> None:
         """Have a request served, unless nothing is wanted of it."""
@@ -143,68 +108,141 @@ class StepRunner:
             self.generations[generation.request.number] = generation
             self.scheduler.add(generation.request)
 
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait, and that somebody reads."""
+        generations = [self.generations.get(one.number) for one in [*self.scheduler.waiting]]
+        return sum(one is not None and not one.has_ended for one in generations)
+
     def end(self, request: Request) -> None:
         """A request is done, or cancelled; its rows are kept as long as there is room."""
-        if self.generations.pop(request.number, None) is not None:
-            self.scheduler.end(request)
+        self.generations.pop(request.number, None)
+        self.scheduler.end(request)
 
-    def step(self) -> None:
-        """Run a step for all requests that are there.
+    def step(self, asked: Generation | None = None) -> None:
+        """Run a step for all requests that are there, or for one.
+
+        What follows a token that was drawn for that one needs no plan.
+
+        Args:
+            asked: whose token is wanted, where one request runs at a time.
 
         Raises:
             LocalKVError: the model can't be run.
         """
-        scheduler, started = self.scheduler, self._clock()
+        scheduler, cache, started = self.scheduler, self.rows.cache, self._clock()
         if self._unfinished:
             self._start_over()
         self._unfinished = True
-        cache = self.rows.cache
         before = None if cache.ladder is None else cache.requantised
+        if asked is not None:
+            slot, request, speculator = self._slot, asked.request, asked.speculator
+            text = request.text
+            is_next = (
+                slot.is_taken_by(text)
+                and request.sequence is not None
+                and text.n_prompt <= slot.sequence.length == len(text.ids) - 1
+                and not asked.cancelled.is_set()
+                and request.deadline is None
+            )
+            if not is_next:
+                self._drawn_ahead = None
+            if is_next and (speculator is None or speculator.is_resting):
+                draw, n_before = asked.device_draw, len(text.ids)
+                if draw is None:
+                    goes_on = asked.draw(slot.advance(text, 1)[0])
+                else:
+                    goes_on = asked.take(self._drawn(asked, draw))
+                if before is not None:
+                    asked.stats.requantised.add(cache.requantised - before)
+                if not goes_on:
+                    self.end(request)
+                self.stats.n_generated += len(text.ids) - n_before
+                self._count(None, self._clock() - started)
+                self._unfinished = False
+                return
         for request in self.rows.enter(scheduler.running):
             scheduler.restart(request)
-        for generation in [*self.generations.values()]:
-            if generation.cancelled.is_set():
-                self._cancel(generation)
+        for request in (*scheduler.running, *scheduler.waiting):
+            generation = self.generations.get(request.number)
+            if generation is None or generation.cancelled.is_set():
+                self._end(request, generation)
+            elif generation.has_ended:  # its tokens that are there may still be read
+                self.end(request)
         part = None
-        if not self._learns or self.stats.n_steps % LEARN_FROM:
+        if asked is None and (not self._learns or self.stats.n_steps % LEARN_FROM):
             part = scheduler.next_alone()
-        parts = self._planned(started) if part is None else [part]
-        if parts:
-            takers = [self.generations[part.request.number] for part in parts]
-            shape = self.run(parts, is_planned=part is None)
+        parts = self._planned(started, asked) if part is None else [part]
+        taken = list[Part]()
+        takers = dict[int, Generation]()
+        for each in parts:
+            number = each.request.number
+            generation = self.generations.get(number)
+            if generation is None:  # nobody reads it since it was planned
+                self.end(each.request)
+            else:
+                taken.append(each)
+                takers[number] = generation
+        if taken:
+            shape = self.run(taken, takers, is_planned=part is None)
             if before is not None:
-                for generation in takers:
+                for generation in takers.values():
                     generation.stats.requantised.add(cache.requantised - before)
             self._count(shape, self._clock() - started)
         self._unfinished = False
 
-    def _planned(self, now: float) -> list[Part]:
-        for request in self.scheduler.overdue(now):
-            self._cancel(self.generations[request.number])
-        return self.scheduler.step(now)
+    def _drawn(self, generation: Generation, draw: Draw) -> int:
+        """A token that the device draws while the one before is on its way."""
+        slot, text, ahead = self._slot, generation.request.text, self._drawn_ahead
+        token = generation.forced()
+        if token is not None:
+            self._drawn_ahead = None  # they follow another one
+            return token
+        if ahead is None or ahead[0] is not text:
+            assert slot.loop is not None
+            tokens = slot.loop.tokens(
+                slot.sequence,
+                text.ids[-1],
+                draw,
+                seed=generation.seed,
+                number=generation.n_drawn,
+                limit=generation.room + 1,
+            )
+            ahead = self._drawn_ahead = text, tokens
+        return checked(slot.following(text, ahead[1]))
 
-    def run(self, parts: list[Part], *, is_planned: bool = False) -> StepShape | None:
+    def _planned(self, now: float, asked: Generation | None) -> list[Part]:
+        for request in self.scheduler.overdue(now):
+            self._end(request, self.generations.get(request.number))
+        if asked is None:
+            return self.scheduler.step(now)
+        return [] if asked.has_ended else self.scheduler.step_for(asked.request)
+
+    def run(
+        self, parts: list[Part], generations: Mapping[int, Generation], *, is_planned: bool = False
+    ) -> StepShape | None:
         """Evaluate the parts of a step, with guesses where they are worth it, and draw.
+
+        Args:
+            generations: of the parts' requests, by their numbers.
 
         Returns:
             what the cost model learns from, if the step was planned.
         """
-        generations, began = self.generations, 0.0
-        guesses = False
-        for one in [*generations.values()]:  # other threads add some
+        guesses, began = False, 0.0
+        for one in generations.values():
             guesses |= one.speculator is not None and not one.speculator.is_resting
         if guesses:
             parts = self._drafts.added(parts, generations)
             began = self._clock()
         shape = self.scheduler.shape(parts) if is_planned else None
-        taking_part = {**generations} if guesses and self._reads_late else generations
         ends = self._model_steps.evaluate(parts)
         measures = guesses and (shape is None or not shape.n_prompt)
         if measures and not self._reads_late:
-            self._drafts.measured(parts, taking_part, self._clock() - began)
-        self._draw(ends)
+            self._drafts.measured(parts, generations, self._clock() - began)
+        self._draw(ends, generations)
         if measures and self._reads_late:
-            self._drafts.measured(parts, taking_part, self._clock() - began)
+            self._drafts.measured(parts, generations, self._clock() - began)
         return shape
 
     def _count(self, shape: StepShape | None, seconds: float) -> None:
@@ -225,13 +263,15 @@ class StepRunner:
         for request in running:
             self.scheduler.restart(request)
 
-    def _draw(self, ends: Sequence[tuple[Part, Array]]) -> None:
+    def _draw(
+        self, ends: Sequence[tuple[Part, Array]], generations: Mapping[int, Generation]
+    ) -> None:
         """Draw the next tokens of the requests whose tokens are all evaluated."""
         for part, rows in ends:
             request, drafts = part.request, part.drafts
-            generation = self.generations[request.number]
+            generation = generations[request.number]
             if generation.cancelled.is_set():
-                self._cancel(generation)
+                self._end(request, generation)
                 continue
             n_before, n_right = len(request.text.ids), 0
             try:
@@ -249,9 +289,11 @@ class StepRunner:
             if generation.has_ended:
                 self.end(request)
 
-    def _cancel(self, generation: Generation) -> None:
-        generation.cancel()
-        self.end(generation.request)
+    def _end(self, request: Request, generation: Generation | None) -> None:
+        """End a request early, and its generation if there still is one."""
+        if generation is not None:
+            generation.cancel()
+        self.end(request)
 
 
 class DraftRows(Protocol):
@@ -400,6 +442,8 @@ class ModelSteps:
             of those that have no more, float32 [1 + drafts, n_vocab] after their last token and
             after each draft.
         """
+        if self.rows.in_place is not None:
+            return self._evaluate_in_place(self.rows.in_place, parts)
         slot = self.slot
         n_tokens = sum(part.n_rows for part in parts)
         if n_tokens > len(parts):
@@ -420,6 +464,19 @@ class ModelSteps:
         for part in parts:
             self.rows.hold(part.request, part.n_rows)
         return ends
+
+    @staticmethod
+    def _evaluate_in_place(slot: CacheSlot, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
+        """Evaluate the only part of a step with the rows of a slot."""
+        (part,) = parts
+        text = part.request.text
+        if part.drafts or part.n_tokens == 1:
+            out = slot.advance(text, part.n_tokens, part.drafts)
+        else:
+            end = slot.sequence.length + part.n_tokens
+            while slot.sequence.length < end:
+                out = slot.advance(text, slot.piece(text, end - slot.sequence.length))
+        return [(part, out)] if slot.sequence.length >= len(text.ids) else []
 
     @staticmethod
     def _decode_recorded(loop: DecodeLoop, parts: Sequence[Part]) -> Array | None:
@@ -478,30 +535,41 @@ WORTH_WAITING = 32
 class RequestRows:
     """The rows of all requests that run, and of texts that are kept.
 
+    A cache of one sequence has the rows of a request in its slot, where they stay when it is done,
+    and other users of the slot may take their place between any two turns.
+
     Args:
         cache: has the rows.
         prefixes: the texts that are kept in it.
-        leave: has others who use the cache keep their rows as a text, before each step.
+        slot: of others who use the cache.
 
     Attributes:
+        in_place: the slot, if it has the rows of the request that runs; None if each request has a
+            sequence. Then the slot's rows are kept as a text, before each step.
         n_reused: tokens of prompts that were found evaluated.
     """
 
     def __init__(
-        self, cache: KVCache, prefixes: PrefixCache, leave: Callable[[], None] = lambda: None
+        self, cache: KVCache, prefixes: PrefixCache, slot: CacheSlot | None = None
     ) -> None:
         self.cache = cache
         self.prefixes = prefixes
         self.n_reused = 0
-        self._leave = leave
+        self.in_place = slot if cache.n_sequences == 1 else None
+        self._slot = slot
 
     def enter(self, running: Sequence[Request]) -> Sequence[Request]:
         """Begin a step: the requests that have lost their rows to other users."""
-        self._leave()
+        if self.in_place is not None:
+            return [one for one in running if not self.in_place.is_taken_by(one.text)]
+        if self._slot is not None:
+            self._slot.leave()
         return ()
 
     def forget(self, running: Sequence[Request]) -> None:
-        """Give all rows back: they may be anything, as work broke off."""
+        """Give all rows back: they may be anything, as work broke off. A slot does so itself."""
+        if self.in_place is not None:
+            return
         for request in running:
             assert request.sequence is not None
             request.sequence.clear()
@@ -515,6 +583,14 @@ class RequestRows:
         come to need one, or if it does better to wait: another one evaluates now what it begins
         with.
         """
+        if self.in_place is not None:
+            is_new = len(request.text.ids) == request.n_prompt
+            found_there = self.in_place.take(request.text, reuses=request.reuses or not is_new)
+            request.sequence = self.in_place.sequence
+            if is_new:
+                request.n_reused, request.n_lost = found_there
+                self.n_reused += request.n_reused
+            return True
         found, n_found = None, 0
         if request.reuses or request.n_preempted:
             ids = request.text.marked(len(request.text.ids) - 1)
@@ -565,7 +641,10 @@ class RequestRows:
         return True
 
     def reserve(self, request: Request, n_tokens: int) -> bool:
-        """Take the pages of its next tokens; False if there are none."""
+        """Take the pages of its next tokens; False if there are none. In a slot a batch takes
+        them."""
+        if self.in_place is not None:
+            return True
         assert request.sequence is not None
         try:
             self.cache.reserve(request.sequence, request.n_held + n_tokens)
@@ -576,6 +655,8 @@ class RequestRows:
     def chunk(self, request: Request, n_tokens: int) -> int:
         """The number of its next tokens, at most `n_tokens`, that are to be evaluated together:
         fewer where recurrent layers leave a checkpoint."""
+        if self.in_place is not None:
+            return self.in_place.piece(request.text, n_tokens)
         assert request.sequence is not None
         end = request.n_held + n_tokens
         if request.n_held < request.n_prompt:
@@ -603,6 +684,8 @@ class RequestRows:
         assert sequence is not None
         if not self.cache.may_guess(sequence, n_tokens, n_drafts):
             return False
+        if self.in_place is not None:
+            return True
         if self.reserve(request, n_tokens + n_drafts):
             self.cache.states.mark(sequence)
             return True
@@ -615,6 +698,9 @@ class RequestRows:
 
         What can't be cut there is cut further back, and missing.
         """
+        if self.in_place is not None:
+            self.in_place.retract(request.text, length)
+            return
         sequence = request.sequence
         assert sequence is not None
         if length < sequence.length:
@@ -624,6 +710,8 @@ class RequestRows:
     def end(self, request: Request) -> None:
         """Take its sequence away, and keep its rows as long as there is room."""
         sequence, request.sequence = request.sequence, None
+        if self.in_place is not None:
+            return
         assert sequence is not None
         self.cache.states.keep(sequence)
         self.prefixes.keep(sequence, request.text.marked(sequence.length))

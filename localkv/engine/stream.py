@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
-from weakref import finalize
 
 from localkv.engine.degeneration import Degeneration, degeneration
 from localkv.engine.generation import FinishReason, Generation, GenerationStats
@@ -197,7 +196,6 @@ class TextStream(Iterator[str]):
         self._token_bytes = token_bytes
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
-        finalize(self, generation.leave).atexit = False  # the steps of others know it as well
 
     def __repr__(self) -> str:
         state = self._finish_reason or "goes on"

@@ -119,12 +119,11 @@ class RunningText:
             ignore_eos=submit.ignore_eos,
             logprobs=submit.logprobs,
             grammar=submit.grammar,
+            salt=submit.salt,
+            reuses=submit.reuses,
+            ranks_after_samplers=submit.after_samplers,
         )
-        text = cls(submit.id, stream, tells_tokens=submit.tells_tokens, place=submit.place)
-        request = text._generation.request  # no step has looked for its rows yet
-        request.text.salt, request.reuses = submit.salt, submit.reuses
-        text._generation.ranks_after_samplers = submit.after_samplers
-        return text
+        return cls(submit.id, stream, tells_tokens=submit.tells_tokens, place=submit.place)
 
     @property
     def ids(self) -> list[int]:

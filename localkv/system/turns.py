@@ -95,6 +95,11 @@ class Turns:
         refuse_fork()
 
     @property
+    def are_taken(self) -> bool:
+        """Whether somebody has a turn, or waits for one."""
+        return bool(self._queue)
+
+    @property
     def are_wanted(self) -> bool:
         """Whether others wait for the one whose turn it is."""
         return len(self._queue) > 1

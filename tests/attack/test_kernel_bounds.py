@@ -18,6 +18,7 @@ import torch
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import LayerCache
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.errors import LocalKVError
@@ -265,7 +266,7 @@ def test_ids_are_those_of_the_embedding(token: int, tmp_path: Path) -> None:
         engine.evaluate,
         engine.logits,
         lambda ids: list(engine.logit_batches(ids)),
-        lambda ids: list(engine.generate(ids, GenerationOptions(sampler=sampler))),
+        lambda ids: list(BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler))),
     ]
     for call in calls:
         with pytest.raises(LocalKVError, match=f"token id {token} is not in the vocabulary"):

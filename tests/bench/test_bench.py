@@ -26,6 +26,7 @@ from localkv.bench.source import file_source, load, synthetic_source
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.commands.bench import plot as bench_plot
 from localkv.commands.bench.plot import fit, series
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
@@ -219,14 +220,14 @@ def test_only_what_a_test_names_is_evaluated(monkeypatch, tiny_model) -> None:
 
 def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
     lengths: list[int] = []
-    generate = Engine.generate
+    generate = BatchEngine.generate
 
-    def watched(self: Engine, ids: list[int], options: GenerationOptions) -> Any:
+    def watched(self: BatchEngine, ids: list[int], options: GenerationOptions) -> Any:
         lengths.append(len(ids))
         return generate(self, ids, options)
 
     subject = load(file_source(tiny_model), "reference")
-    monkeypatch.setattr(Engine, "generate", watched)
+    monkeypatch.setattr(BatchEngine, "generate", watched)
     grid = Grid(n_depth=(0, 5), n_prompt=(0,), n_gen=(2,), n_pg=((3, 2),))
     results = list(run(subject, grid, Options(repetitions=1, warm_up=False)))
     assert lengths == [1, 3, 5, 8]
@@ -397,12 +398,12 @@ def test_ctrl_c_before_the_first_row(program, tiny_model, monkeypatch) -> None:
 
 
 def test_an_error_leaves_a_whole_table(program, tiny_model, monkeypatch) -> None:
-    generate = Engine.generate
+    generate = BatchEngine.generate
 
-    def failing(self: Engine, *args: Any, **options: Any) -> Any:
+    def failing(self: BatchEngine, *args: Any, **options: Any) -> Any:
         raise UsageError("it went wrong")
 
-    monkeypatch.setattr(Engine, "generate", failing)
+    monkeypatch.setattr(BatchEngine, "generate", failing)
     result = program("bench", "-m", tiny_model, *SMALL, "-o", "json")
     assert (result.code, result.err) == (2, "error: it went wrong\n")
     assert [row["n_prompt"] for row in json.loads(result.out)] == [8]

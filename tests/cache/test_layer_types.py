@@ -21,6 +21,7 @@ from localkv.cache.layout import (
     typed_groups,
 )
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine, allocated_cache
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.state_identity import cache_identity
@@ -54,7 +55,9 @@ def config(**changes: object) -> CacheConfig:
 
 def drawn(engine: Engine, n: int) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
-    return list(engine.generate(IDS[:80], GenerationOptions(sampler=sampler, max_tokens=n)))
+    return list(
+        BatchEngine(engine).generate(IDS[:80], GenerationOptions(sampler=sampler, max_tokens=n))
+    )
 
 
 def test_each_layer_has_its_types_on_every_backend(path: Path, model: Transformer) -> None:

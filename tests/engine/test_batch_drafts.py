@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localkv.config import CacheConfig
-from localkv.engine import engine as engine_module
+from localkv.engine import batch_engine as engine_module
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
@@ -107,7 +107,11 @@ def test_texts_are_those_without_guesses(
     prompts = [prompt(seed, n) for seed, n in enumerate((240, 3, 60, 100))]
     alone = Engine(model, replace(config, n_sequences=1), n_batch=64)
     texts = [
-        list(alone.generate(ids, GenerationOptions(sampler=sampler(seed), max_tokens=90)))
+        list(
+            BatchEngine(alone).generate(
+                ids, GenerationOptions(sampler=sampler(seed), max_tokens=90)
+            )
+        )
         for seed, ids in enumerate(prompts)
     ]
     engine = Engine(model, config, n_batch=64)
@@ -133,7 +137,9 @@ def test_texts_are_those_without_guesses(
     assert batch.stats.n_steps < 250
     check_pages(engine.cache)
     again = [*prompts[1], *texts[1][:50], 5]  # from rows that drafts were taken back of
-    follow = list(alone.generate(again, GenerationOptions(sampler=sampler(9), max_tokens=8)))
+    follow = list(
+        BatchEngine(alone).generate(again, GenerationOptions(sampler=sampler(9), max_tokens=8))
+    )
     guess(monkeypatch, [None])
     assert (
         list(batch.generate(again, GenerationOptions(sampler=sampler(9), max_tokens=8))) == follow
@@ -147,7 +153,9 @@ def test_ends_among_guesses(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     model, config = load("llama"), replace(CACHE, n_ctx=60)
     ids = prompt(1, 40)
     text = list(
-        Engine(model, config, n_batch=16).generate(ids, GenerationOptions(sampler=sampler(1)))
+        BatchEngine(Engine(model, config, n_batch=16)).generate(
+            ids, GenerationOptions(sampler=sampler(1))
+        )
     )
     assert len(text) == 20
     engine = Engine(model, config, n_batch=16)
@@ -194,7 +202,11 @@ def test_texts_that_repeat_themselves_draft_themselves(load: Load) -> None:
         assert generation.speculator is not None
         generation.speculator.pace.worth = lambda *_, **__: 7  # type: ignore[method-assign]
     for ids, generation in zip(prompts, generations, strict=True):
-        text = list(alone.generate(ids, GenerationOptions(sampler=sampler(0, 0.0), max_tokens=150)))
+        text = list(
+            BatchEngine(alone).generate(
+                ids, GenerationOptions(sampler=sampler(0, 0.0), max_tokens=150)
+            )
+        )
         assert list(generation) == text
 
 
@@ -231,7 +243,11 @@ def test_recorded_steps_are_left_for_guesses_alone(
             for plane in (*layer.segments[0].k, *layer.segments[0].v):
                 plane.fill_(0)
     texts = [
-        list(alone.generate(ids, GenerationOptions(sampler=sampler(2, 0.0), max_tokens=16)))
+        list(
+            BatchEngine(alone).generate(
+                ids, GenerationOptions(sampler=sampler(2, 0.0), max_tokens=16)
+            )
+        )
         for ids in prompts
     ]
     batch = BatchEngine(several)

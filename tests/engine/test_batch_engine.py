@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
-from localkv.engine import engine as engine_module
+from localkv.engine import batch_engine as engine_module
 from localkv.engine.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
@@ -57,7 +58,11 @@ def prompts(n: int, most: int, seed: int = 0) -> list[list[int]]:
 
 def alone(model: Transformer, cache: CacheConfig, ids: list[int], seed: int, n: int) -> list[int]:
     engine = Engine(model, replace(cache, n_sequences=1), n_batch=64)
-    return list(engine.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=n)))
+    return list(
+        BatchEngine(engine).generate(
+            ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=n)
+        )
+    )
 
 
 def together(batch: BatchEngine, generations: list[Generation]) -> list[list[int]]:
@@ -246,6 +251,81 @@ def test_an_exception_leaves_no_wrong_rows(load: Load) -> None:
     check_pages(engine.cache)
 
 
+@pytest.mark.parametrize("n_sequences", [1, 3])
+@pytest.mark.parametrize("way", ["closed", "dropped", "collected"])
+def test_a_generation_that_nobody_finishes_goes(load: Load, n_sequences: int, way: str) -> None:
+    """Its request is in no list after the next step, whether it ran or waited."""
+    model = load("llama")
+    engine = Engine(model, replace(CACHE, n_sequences=n_sequences), n_batch=64)
+    batch = BatchEngine(engine, most_waiting=1)
+    first, second = list(range(70)), [*list(range(40)), 3, 4]
+
+    def begun(ids: list[int]) -> Generation:
+        return batch.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=20))
+
+    runs = begun(first)
+    tokens = [next(runs) for _ in range(3)]
+    waits = begun(second)
+    with pytest.raises(QueueFullError):
+        begun(second)
+    requests = [runs.request, waits.request]
+    if way == "closed":
+        runs.close()
+        waits.close()
+    if way == "collected":
+        ring = [runs, waits]
+        ring.append(ring)  # type: ignore[arg-type]
+        del ring
+    del runs, waits
+    gc.collect()
+    assert batch.is_idle
+    following = begun(second)
+    drawn = [next(following)]
+    assert batch.scheduler.running == [following.request]
+    assert batch.scheduler.waiting == []
+    assert [one.state for one in requests] == ["done", "done"]
+    assert drawn + list(following) == alone(model, CACHE, second, 1, 20)
+    assert tokens == alone(model, CACHE, first, 1, 3)
+    assert batch.scheduler.running == []
+    check_pages(engine.cache)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 2])
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_the_text_after_one_that_broke_off_is_right(
+    load: Load, n_sequences: int, is_interrupted: bool
+) -> None:
+    """Ctrl-C between the evaluation of a token and its draw, or a reader that leaves."""
+    model = load("llama")
+    engine = Engine(model, replace(CACHE, n_sequences=n_sequences), n_batch=64)
+    batch = BatchEngine(engine)
+    ids, other = list(range(10, 80)), [*list(range(10, 50)), 7, 8]
+    breaks = batch.generate(ids, GenerationOptions(sampler=sampler(model, 0), max_tokens=12))
+    tokens = [next(breaks) for _ in range(4)]
+    if is_interrupted:
+
+        def interrupted(logits: object) -> bool:
+            raise KeyboardInterrupt
+
+        breaks.draw = breaks.take = interrupted  # type: ignore[method-assign, assignment]
+        with pytest.raises(KeyboardInterrupt):
+            list(breaks)
+    else:
+        breaks.close()
+    assert breaks.finish_reason == "cancelled"
+    assert list(breaks) == []
+    assert batch.is_idle
+    assert batch.scheduler.running == batch.scheduler.waiting == []
+    following = batch.generate(other, GenerationOptions(sampler=sampler(model, 1), max_tokens=8))
+    assert list(following) == alone(model, CACHE, other, 1, 8)
+    assert following.stats.n_reused == (0 if is_interrupted else 40)
+    again = batch.generate(ids, GenerationOptions(sampler=sampler(model, 0), max_tokens=12))
+    assert list(again) == alone(model, CACHE, ids, 0, 12)
+    assert list(again) == []
+    assert breaks.ids[len(ids) :] == tokens == again.ids[len(ids) :][:4]
+    check_pages(engine.cache)
+
+
 def test_the_engine_itself_serves_in_between(load: Load) -> None:
     """A text alone, and logits, while others run; all share what is there of a prompt."""
     model = load("llama")
@@ -254,7 +334,9 @@ def test_the_engine_itself_serves_in_between(load: Load) -> None:
     ids = list(range(90))
     first = batch.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=6))
     head = [next(first) for _ in range(3)]
-    generation = engine.generate(ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=6))
+    generation = BatchEngine(engine).generate(
+        ids, GenerationOptions(sampler=sampler(model, 1), max_tokens=6)
+    )
     got = list(generation)
     assert generation.stats.n_reused == 0  # rows of a text that runs are its own
     logits = engine.logits(ids[:20])
@@ -272,9 +354,10 @@ def test_what_never_fits_is_refused(load: Load) -> None:
     assert len(list(generation)) == 12
     assert generation.context_full
     few = BatchEngine(engine, most_waiting=1)
-    few.generate([1], GenerationOptions(sampler=sampler(model, 1)))
+    waits = few.generate([1], GenerationOptions(sampler=sampler(model, 1)))
     with pytest.raises(QueueFullError, match="1 request in the queue"):
         few.generate([2], GenerationOptions(sampler=sampler(model, 1)))
+    assert waits.request.state == "waiting"
     with pytest.raises(LocalKVError, match="3 requests at a time do not fit a cache of 2"):
         BatchEngine(engine, n_parallel=3)
 
@@ -408,7 +491,9 @@ def test_small_batches(load: Load, name: str, cache: str, n_batch: int) -> None:
     assert tokens == [alone(model, config, ids, seed, 24) for seed, ids in enumerate(texts)]
     lone = Engine(model, replace(config, n_sequences=1), n_batch=n_batch)
     streams = [
-        lone.generate(ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=24))
+        BatchEngine(lone).generate(
+            ids, GenerationOptions(sampler=sampler(model, seed), max_tokens=24)
+        )
         for seed, ids in enumerate(texts)
     ]
     in_turns = [next(stream) for _ in range(24) for stream in streams]

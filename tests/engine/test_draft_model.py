@@ -85,7 +85,7 @@ def drafting(
 
 
 def generated(engine: Engine, prompt: list[int], n: int, **params: object) -> Generation:
-    return engine.generate(
+    return BatchEngine(engine).generate(
         prompt, GenerationOptions(sampler=sampler(**params), max_tokens=n, speculation=SPECULATION)
     )
 
@@ -109,11 +109,15 @@ def test_the_text_is_the_one_without_a_draft(
     for params in (GREEDY, SAMPLED):
         plain = Engine(models[0], cache)
         text = list(
-            plain.generate(PROMPT, GenerationOptions(sampler=sampler(**params), max_tokens=n))
+            BatchEngine(plain).generate(
+                PROMPT, GenerationOptions(sampler=sampler(**params), max_tokens=n)
+            )
         )
         again = [*PROMPT, *text[: n // 2], 5]
         follow = list(
-            plain.generate(again, GenerationOptions(sampler=sampler(**params), max_tokens=8))
+            BatchEngine(plain).generate(
+                again, GenerationOptions(sampler=sampler(**params), max_tokens=8)
+            )
         )
         shares = []
         for draft in models[1:]:
@@ -238,7 +242,7 @@ def test_beside_others_nothing_is_drafted(models: list[Transformer]) -> None:
     prompts, lengths = [PROMPT, PROMPT[3:33]], [60, 12]
     texts = [
         list(
-            Engine(models[0], cache).generate(
+            BatchEngine(Engine(models[0], cache)).generate(
                 ids, GenerationOptions(sampler=sampler(), max_tokens=n)
             )
         )
@@ -326,7 +330,7 @@ def test_where_drafts_cost_too_much_it_rests(models: list[Transformer]) -> None:
     pace, allowed = engine.draft.pace, [False]
     pace.may_draft = lambda *_: allowed[0]
     text = list(
-        Engine(models[0], CacheConfig(n_ctx=300)).generate(
+        BatchEngine(Engine(models[0], CacheConfig(n_ctx=300))).generate(
             PROMPT, GenerationOptions(sampler=sampler())
         )
     )
@@ -374,7 +378,9 @@ def test_only_models_with_the_same_tokens_draft() -> None:
 def test_what_makes_no_sense_is_refused(models: list[Transformer]) -> None:
     engine = Engine(models[0], CacheConfig(n_ctx=64))
     with pytest.raises(UsageError, match="needs a model that drafts"):
-        engine.generate(PROMPT, GenerationOptions(sampler=sampler(), speculation=SPECULATION))
+        BatchEngine(engine).generate(
+            PROMPT, GenerationOptions(sampler=sampler(), speculation=SPECULATION)
+        )
     with pytest.raises(UsageError, match="draft_p_min"):
         Speculation("draft", draft_p_min=1.5)
     model = open_gguf(MODELS / "tales-4M-Q8_0.gguf")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.errors import ContextOverflowError, LocalKVError
@@ -59,7 +60,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 
 def test_greedy_follows_the_logits(model: Transformer) -> None:
     """Each token is the best of the logits that the whole text so far gives."""
-    generation = new_engine(model).generate(
+    generation = BatchEngine(new_engine(model)).generate(
         PROMPT, GenerationOptions(sampler=greedy(), max_tokens=12)
     )
     ids = list(generation)
@@ -73,16 +74,27 @@ def test_greedy_follows_the_logits(model: Transformer) -> None:
 @pytest.mark.parametrize("n_batch", [1, 7, 40, 64])
 def test_chunked_prefill(model: Transformer, n_batch: int) -> None:
     want = list(
-        new_engine(model).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5))
+        BatchEngine(new_engine(model)).generate(
+            PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5)
+        )
     )
     engine = new_engine(model, n_batch=n_batch)
-    assert list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5))) == want
+    assert (
+        list(
+            BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5))
+        )
+        == want
+    )
     assert np.allclose(engine.logits(PROMPT), new_engine(model).logits(PROMPT), atol=2e-2)
 
 
 def test_sampler_is_told_prompt_and_output(model: Transformer) -> None:
     sampler = CountingSampler()
-    ids = list(new_engine(model).generate(PROMPT, GenerationOptions(sampler=sampler, max_tokens=4)))
+    ids = list(
+        BatchEngine(new_engine(model)).generate(
+            PROMPT, GenerationOptions(sampler=sampler, max_tokens=4)
+        )
+    )
     assert sampler.accepted == PROMPT + ids
     assert len(sampler.seen) == 4
 
@@ -91,44 +103,60 @@ def test_sampler_is_told_prompt_and_output(model: Transformer) -> None:
 def test_prefix_is_reused(model: Transformer, exact: bool) -> None:
     """The second turn of a conversation evaluates what is new, and draws what it would anew."""
     engine = new_engine(model, exact=exact)
-    first = list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=6)))
+    first = list(
+        BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=6))
+    )
     longer = [*PROMPT, *first, 5, 6, 7]
-    generation = engine.generate(longer, GenerationOptions(sampler=greedy(), max_tokens=6))
+    generation = BatchEngine(engine).generate(
+        longer, GenerationOptions(sampler=greedy(), max_tokens=6)
+    )
     again = list(generation)
     # the last token drawn was never evaluated, so it is not in the cache
     assert generation.stats.n_reused == len(PROMPT) + (0 if exact else 5)
     assert generation.stats.n_prompt == len(longer)
     assert again == list(
-        new_engine(model).generate(longer, GenerationOptions(sampler=greedy(), max_tokens=6))
+        BatchEngine(new_engine(model)).generate(
+            longer, GenerationOptions(sampler=greedy(), max_tokens=6)
+        )
     )
 
 
 def test_prefix_that_differs_is_dropped(model: Transformer) -> None:
     engine = new_engine(model)
-    list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=6)))
+    list(BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=6)))
     other = [*PROMPT[:25], 1, 2, 3]
-    generation = engine.generate(other, GenerationOptions(sampler=greedy(), max_tokens=6))
+    generation = BatchEngine(engine).generate(
+        other, GenerationOptions(sampler=greedy(), max_tokens=6)
+    )
     ids = list(generation)
     assert generation.stats.n_reused == 25
     assert ids == list(
-        new_engine(model).generate(other, GenerationOptions(sampler=greedy(), max_tokens=6))
+        BatchEngine(new_engine(model)).generate(
+            other, GenerationOptions(sampler=greedy(), max_tokens=6)
+        )
     )
 
 
 def test_same_prompt_evaluates_one_token(model: Transformer) -> None:
     engine = new_engine(model)
-    want = list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=3)))
-    generation = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=3))
+    want = list(
+        BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=3))
+    )
+    generation = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), max_tokens=3)
+    )
     assert list(generation) == want
     assert generation.stats.n_reused == len(PROMPT) - 1
 
 
 def test_stop_ids_end_it(model: Transformer) -> None:
     ids = list(
-        new_engine(model).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=12))
+        BatchEngine(new_engine(model)).generate(
+            PROMPT, GenerationOptions(sampler=greedy(), max_tokens=12)
+        )
     )
     stop = ids[-1]
-    generation = new_engine(model).generate(
+    generation = BatchEngine(new_engine(model)).generate(
         PROMPT, GenerationOptions(sampler=greedy(), max_tokens=12, stop_ids=frozenset([stop]))
     )
     assert list(generation) == ids[: ids.index(stop)]
@@ -137,14 +165,18 @@ def test_stop_ids_end_it(model: Transformer) -> None:
 
 def test_context_ends(model: Transformer) -> None:
     engine = new_engine(model, n_ctx=45)
-    generation = engine.generate(PROMPT, GenerationOptions(sampler=greedy()))
+    generation = BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy()))
     assert len(list(generation)) == 5
     assert generation.finish_reason == "length"
     assert generation.context_full
-    limited = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5))
+    limited = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), max_tokens=5)
+    )
     assert len(list(limited)) == 5
     assert not limited.context_full
-    full = engine.generate((PROMPT * 2)[:45], GenerationOptions(sampler=greedy(), max_tokens=5))
+    full = BatchEngine(engine).generate(
+        (PROMPT * 2)[:45], GenerationOptions(sampler=greedy(), max_tokens=5)
+    )
     assert list(full) == []
     assert full.finish_reason == "length"
     assert full.context_full
@@ -153,29 +185,33 @@ def test_context_ends(model: Transformer) -> None:
 def test_prompt_longer_than_the_context(model: Transformer) -> None:
     """It is refused before anything is computed or forgotten."""
     engine = new_engine(model, n_ctx=45)
-    list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=2)))
+    list(BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=2)))
     cached = list(engine.cached_ids)
     with pytest.raises(ContextOverflowError, match="46 tokens, but the context holds 45"):
-        engine.generate((PROMPT * 2)[:46], GenerationOptions(sampler=greedy()))
+        BatchEngine(engine).generate((PROMPT * 2)[:46], GenerationOptions(sampler=greedy()))
     assert engine.cached_ids == cached
 
 
 @pytest.mark.parametrize("ids", [[], [96], [-1]])
 def test_ids_that_are_none(model: Transformer, ids: list[int]) -> None:
     with pytest.raises(LocalKVError, match=r"no tokens|not in the vocabulary of 96"):
-        new_engine(model).generate(ids, GenerationOptions(sampler=greedy()))
+        BatchEngine(new_engine(model)).generate(ids, GenerationOptions(sampler=greedy()))
 
 
 def test_cancel_between_tokens(model: Transformer) -> None:
     engine, cancel = new_engine(model, exact=False), Event()
-    generation = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), cancel=cancel))
+    generation = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), cancel=cancel)
+    )
     ids = [next(generation) for _ in range(3)]
     cancel.set()
     assert list(generation) == []
     assert generation.finish_reason == "cancelled"
     # what was evaluated is still there, and still right
-    generation = engine.generate([*PROMPT, *ids], GenerationOptions(sampler=greedy(), max_tokens=4))
-    want = new_engine(model).generate(
+    generation = BatchEngine(engine).generate(
+        [*PROMPT, *ids], GenerationOptions(sampler=greedy(), max_tokens=4)
+    )
+    want = BatchEngine(new_engine(model)).generate(
         [*PROMPT, *ids], GenerationOptions(sampler=greedy(), max_tokens=4)
     )
     assert list(generation) == list(want)
@@ -191,7 +227,9 @@ def test_cancel_between_chunks(model: Transformer) -> None:
             return self.looks > 2
 
     engine = new_engine(model, n_batch=10)
-    generation = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), cancel=AfterTwo()))
+    generation = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), cancel=AfterTwo())
+    )
     assert list(generation) == []
     assert generation.finish_reason == "cancelled"
     assert engine.cached_ids == PROMPT[:20]
@@ -201,7 +239,9 @@ def test_seed_is_reproducible(model: Transformer) -> None:
     def draw(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(seed=seed, temperature=1.5), n_vocab=96)
         return list(
-            new_engine(model).generate(PROMPT, GenerationOptions(sampler=sampler, max_tokens=20))
+            BatchEngine(new_engine(model)).generate(
+                PROMPT, GenerationOptions(sampler=sampler, max_tokens=20)
+            )
         )
 
     assert draw(1) == draw(1)
@@ -224,7 +264,9 @@ def test_recorded_steps_give_the_same_tokens(reference: Transformer, penalty: fl
         ids: list[int] = []
         for prompt in (PROMPT, [*PROMPT, 1, 2, 3], PROMPT[:30]):
             sampler = greedy(repeat_penalty=penalty)
-            generation = engine.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=10))
+            generation = BatchEngine(engine).generate(
+                prompt, GenerationOptions(sampler=sampler, max_tokens=10)
+            )
             ids += generation
             assert generation.finish_reason == "length"
             assert generation.stats.n_generated == 10
@@ -238,24 +280,32 @@ def test_recorded_steps_give_the_same_tokens(reference: Transformer, penalty: fl
 @pytest.mark.slow
 def test_recorded_steps_stop_where_they_should(reference: Transformer) -> None:
     engine = recording_engine(reference)
-    ids = list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8)))
-    stop = engine.generate(
+    ids = list(
+        BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8))
+    )
+    stop = BatchEngine(engine).generate(
         PROMPT, GenerationOptions(sampler=greedy(), stop_ids=frozenset(ids[5:6]))
     )
     got = list(stop)
     assert got == ids[: ids.index(ids[5])]
     assert stop.finish_reason == "stop"
     cancel = Event()
-    running = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), cancel=cancel))
+    running = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), cancel=cancel)
+    )
     got = [next(running) for _ in range(3)]
     cancel.set()
     assert (*got, *running) == tuple(ids[:3])
     assert running.finish_reason == "cancelled"
     assert (
-        list(engine.generate(PROMPT + ids[:2], GenerationOptions(sampler=greedy(), max_tokens=6)))
+        list(
+            BatchEngine(engine).generate(
+                PROMPT + ids[:2], GenerationOptions(sampler=greedy(), max_tokens=6)
+            )
+        )
         == ids[2:8]
     )
-    full = engine.generate(PROMPT, GenerationOptions(sampler=greedy()))
+    full = BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy()))
     assert len(list(full)) == 300 - len(PROMPT)
     assert full.context_full
 
@@ -263,8 +313,12 @@ def test_recorded_steps_stop_where_they_should(reference: Transformer) -> None:
 def test_logprobs_of_recorded_steps(reference: Transformer) -> None:
     """The host sees each token's logits, and draws from them."""
     engine = recording_engine(reference)
-    ids = list(engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8)))
-    asked = engine.generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8, logprobs=1))
+    ids = list(
+        BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8))
+    )
+    asked = BatchEngine(engine).generate(
+        PROMPT, GenerationOptions(sampler=greedy(), max_tokens=8, logprobs=1)
+    )
     assert list(asked) == ids
     assert [one.token for one in asked.logprobs] == ids
     assert [one.top for one in asked.logprobs] == [((o.token, o.logprob),) for o in asked.logprobs]
@@ -275,7 +329,9 @@ def test_a_seed_gives_the_same_tokens_on_the_device(reference: Transformer) -> N
 
     def text(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(seed=seed, temperature=2.0), n_vocab=96)
-        return list(engine.generate(PROMPT, GenerationOptions(sampler=sampler, max_tokens=12)))
+        return list(
+            BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=sampler, max_tokens=12))
+        )
 
     first = text(1)
     assert text(2) != first
@@ -289,7 +345,9 @@ def test_recorded_steps_that_others_overtake(reference: Transformer, penalty: fl
     def begin(engine: Engine, seed: int) -> Generation:
         params = SamplingParams(seed=seed, temperature=2.0, repeat_penalty=penalty)
         sampler = Sampler(params, n_vocab=96)
-        return engine.generate(PROMPT[seed:], GenerationOptions(sampler=sampler, max_tokens=10))
+        return BatchEngine(engine).generate(
+            PROMPT[seed:], GenerationOptions(sampler=sampler, max_tokens=10)
+        )
 
     engine = recording_engine(reference)
     wanted = []
@@ -331,7 +389,7 @@ def test_forced_tokens_take_the_place_of_drawn_ones(
     """What follows is drawn after them, also where the next token is on its way already."""
     engine = recording_engine(reference) if records else new_engine(reference)
     forcing = Forced(wanted)
-    generation = engine.generate(
+    generation = BatchEngine(engine).generate(
         PROMPT, GenerationOptions(sampler=greedy(), max_tokens=10, forcing=forcing)
     )
     ids = list(generation)

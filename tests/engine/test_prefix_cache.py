@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from localkv.cache.pages import NO_SLOT
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.model import Transformer
@@ -33,8 +34,47 @@ Load = Callable[[str], Transformer]
 def answer(engine: Engine, ids: list[int], n: int = 4) -> tuple[list[int], int]:
     """Tokens drawn after a prompt, and how many of the prompt's were reused."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
-    generation = engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
+    generation = BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
     return list(generation), generation.stats.n_reused
+
+
+@pytest.mark.parametrize("n_sequences", [1, 2])
+def test_salts_share_no_rows(load: Load, n_sequences: int) -> None:
+    """Each caller reuses what it evaluated itself, and tells nothing of what others have: neither
+    what a text of theirs left, nor what the engine evaluated after it."""
+    engine = Engine(
+        load("llama"), CacheConfig(n_ctx=4 * N_CTX, n_sequences=n_sequences), n_batch=128
+    )
+    batch = BatchEngine(engine)
+    ids, embedded = RANDOM[0][:290], RANDOM[1][:60]
+
+    def reused(ids: list[int], salt: int) -> int:
+        sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
+        options = GenerationOptions(sampler=sampler, max_tokens=4, salt=salt)
+        generation = batch.generate(ids, options)
+        drawn.append(list(generation))
+        return generation.stats.n_reused
+
+    drawn = list[list[int]]()
+    assert [reused(ids, salt) for salt in (1, 2, 0, 3)] == [0, 0, 0, 0]
+    assert [reused(ids, salt) for salt in (1, 2, 0, 3)] == [289] * 4
+    assert [reused([*ids[:200], 5], salt) for salt in (2, 4)] == [200, 0]
+    assert drawn[:8] == [drawn[0]] * 8
+    engine.embedding(embedded, "mean")
+    assert [reused([*embedded, 5], salt) for salt in (4, 2)] == [0, 0]
+    check_pages(engine.cache)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 2])
+def test_who_wants_no_reuse_evaluates_all(load: Load, n_sequences: int) -> None:
+    engine = Engine(load("llama"), CacheConfig(n_ctx=N_CTX, n_sequences=n_sequences), n_batch=128)
+    ids = RANDOM[0][:290]
+    tokens, _ = answer(engine, ids)
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
+    options = GenerationOptions(sampler=sampler, max_tokens=4, reuses=False)
+    generation = BatchEngine(engine).generate(ids, options)
+    assert (list(generation), generation.stats.n_reused) == (tokens, 0)
+    assert answer(engine, ids) == (tokens, 289)
 
 
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
@@ -137,7 +177,7 @@ def test_generations_in_turn_evaluate_nothing_twice(load: Load) -> None:
     prompts = [RANDOM[0][:30], RANDOM[0][:20] + RANDOM[1][:20]]
     samplers = [Sampler(SamplingParams(temperature=0.0), n_vocab=N_IDS) for _ in prompts]
     both = [
-        engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=6))
+        BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=6))
         for ids, sampler in zip(prompts, samplers, strict=True)
     ]
     drawn = [[next(generation) for generation in both] for _ in range(6)]

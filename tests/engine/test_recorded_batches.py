@@ -108,6 +108,6 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
     alone = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600), n_batch=64)
     for i, ids in enumerate(texts):
         assert tokens[i] == list(
-            alone.generate(ids, GenerationOptions(sampler=sampler(i), max_tokens=6))
+            BatchEngine(alone).generate(ids, GenerationOptions(sampler=sampler(i), max_tokens=6))
         )
     assert len(batch._model_steps.loop._buckets) >= 1

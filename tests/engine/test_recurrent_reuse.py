@@ -23,6 +23,7 @@ from localkv.cache.recurrent_state import (
     state_bytes,
 )
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.recorded import DecodeLoop
@@ -54,7 +55,9 @@ def greedy() -> Sampler:
 
 
 def answer(engine: Engine, prompt: list[int], n: int) -> list[int]:
-    return list(engine.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=n)))
+    return list(
+        BatchEngine(engine).generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=n))
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,7 +78,7 @@ def test_any_sequence_of_edits_gives_what_a_fresh_cache_gives(
             case "cut":
                 prompt = prompt[: chance.randrange(1, len(prompt) + 1)]
             case "cancel":
-                tokens = used.generate(
+                tokens = BatchEngine(used).generate(
                     prompt, GenerationOptions(sampler=greedy(), cancel=(cancel := Event()))
                 )
                 next(tokens)
@@ -84,7 +87,9 @@ def test_any_sequence_of_edits_gives_what_a_fresh_cache_gives(
             case "truncate":
                 assert used.truncate(chance.randrange(1, 60)) == len(used.cached_ids)
         prompt = prompt[:200]
-        generation = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=4))
+        generation = BatchEngine(used).generate(
+            prompt, GenerationOptions(sampler=greedy(), max_tokens=4)
+        )
         got = list(generation)
         reused += generation.stats.n_reused
         assert got == answer(engine(model), prompt, 4)
@@ -96,11 +101,11 @@ def test_the_same_prompt_goes_on_near_its_end(model: Transformer) -> None:
     used = engine(model, checkpoint_min_step=1000)
     prompt = [i % N_VOCAB for i in range(100)]
     first = answer(used, prompt, 6)
-    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
+    again = BatchEngine(used).generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
     assert list(again) == first
     assert again.stats.n_reused == len(prompt) - NEAR_END
     assert again.stats.n_lost == NEAR_END - 1
-    longer = used.generate(
+    longer = BatchEngine(used).generate(
         [*prompt, *first, 1, 2], GenerationOptions(sampler=greedy(), max_tokens=2)
     )
     assert list(longer) == answer(engine(model), [*prompt, *first, 1, 2], 2)
@@ -111,7 +116,7 @@ def test_without_checkpoints_a_prompt_is_read_again(model: Transformer) -> None:
     used = engine(model, ctx_checkpoints=0)
     prompt = [i % N_VOCAB for i in range(100)]
     first = answer(used, prompt, 6)
-    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
+    again = BatchEngine(used).generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
     assert list(again) == first
     assert again.stats.n_reused == 0
     assert not used.sequence.kept
@@ -147,7 +152,7 @@ def test_an_exception_leaves_a_clean_cache(
     with pytest.raises(KeyboardInterrupt):
         answer(used, [*prompt[:40], 5, *prompt], 3)
     monkeypatch.undo()
-    again = used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=3))
+    again = BatchEngine(used).generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=3))
     assert list(again) == first
     assert again.stats.n_reused == 0
 
@@ -167,7 +172,7 @@ def test_two_texts_in_turn(model: Transformer) -> None:
     used = engine(model)
     prompts = [[(i * k) % N_VOCAB for i in range(80)] for k in (3, 5)]
     both = [
-        used.generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
+        BatchEngine(used).generate(prompt, GenerationOptions(sampler=greedy(), max_tokens=6))
         for prompt in prompts
     ]
     got: list[list[int]] = [[], []]

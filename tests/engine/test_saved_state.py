@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from localkv.cache.row_copies import held_rows, planes, rows_out
 from localkv.config import CacheConfig, KVCodebook
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.prefix import Text
@@ -81,7 +82,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 def answer(engine: Engine, ids: list[int], n: int = 5) -> tuple[list[int], int]:
     """Tokens drawn after a prompt, and how many of the prompt's were reused."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
-    generation = engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
+    generation = BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
     return list(generation), generation.stats.n_reused
 
 

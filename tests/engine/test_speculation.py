@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.config import CacheConfig
-from localkv.engine import engine as engine_module
+from localkv.engine import batch_engine as engine_module
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.speculation.config import Speculation
@@ -78,16 +79,20 @@ def check(
     for params in ({"temperature": 0.0}, SAMPLED):
         plain = make()
         text = list(
-            plain.generate(prompt, GenerationOptions(sampler=sampler(**params), max_tokens=n))
+            BatchEngine(plain).generate(
+                prompt, GenerationOptions(sampler=sampler(**params), max_tokens=n)
+            )
         )
         again = [*prompt, *text[: n // 2], 5]
         follow = list(
-            plain.generate(again, GenerationOptions(sampler=sampler(**params), max_tokens=8))
+            BatchEngine(plain).generate(
+                again, GenerationOptions(sampler=sampler(**params), max_tokens=8)
+            )
         )
         for errors in (0.0, 0.3):
             engine = make()
             guess(monkeypatch, Guesser(text, errors))
-            generation = engine.generate(
+            generation = BatchEngine(engine).generate(
                 prompt,
                 GenerationOptions(sampler=sampler(**params), max_tokens=n, speculation=SPECULATION),
             )
@@ -97,7 +102,7 @@ def check(
             assert len(engine.cached_ids) == engine.sequence.length
             assert (
                 list(
-                    engine.generate(
+                    BatchEngine(engine).generate(
                         again, GenerationOptions(sampler=sampler(**params), max_tokens=8)
                     )
                 )
@@ -157,9 +162,11 @@ def test_the_end_of_the_context_and_of_a_batch(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = lambda: Engine(model, CacheConfig(n_ctx=60), n_batch=5)  # noqa: E731
-    text = list(make().generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0))))
+    text = list(
+        BatchEngine(make()).generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0)))
+    )
     guess(monkeypatch, Guesser(text, 0.1))
-    generation = make().generate(
+    generation = BatchEngine(make()).generate(
         PROMPT,
         GenerationOptions(sampler=sampler(temperature=0.0), speculation=SPECULATION, logprobs=2),
     )
@@ -169,7 +176,7 @@ def test_the_end_of_the_context_and_of_a_batch(
     stop = frozenset({text[9]})
     n = text.index(text[9])
     guess(monkeypatch, Guesser(text, 0.0))
-    generation = make().generate(
+    generation = BatchEngine(make()).generate(
         PROMPT,
         GenerationOptions(sampler=sampler(temperature=0.0), speculation=SPECULATION, stop_ids=stop),
     )
@@ -182,14 +189,18 @@ def test_texts_in_turn(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> N
     engine = Engine(model, CacheConfig(n_ctx=300))
     prompts = [PROMPT, [7, *PROMPT[:20]]]
     texts = [
-        list(engine.generate(prompt, GenerationOptions(sampler=sampler(**SAMPLED), max_tokens=30)))
+        list(
+            BatchEngine(engine).generate(
+                prompt, GenerationOptions(sampler=sampler(**SAMPLED), max_tokens=30)
+            )
+        )
         for prompt in prompts
     ]
     running = []
     for prompt, text in zip(prompts, texts, strict=True):
         guess(monkeypatch, Guesser(text, 0.2))
         running.append(
-            engine.generate(
+            BatchEngine(engine).generate(
                 prompt,
                 GenerationOptions(
                     sampler=sampler(**SAMPLED), max_tokens=30, speculation=SPECULATION
@@ -210,10 +221,12 @@ def test_cancelling_between_verified_tokens(
 ) -> None:
     engine, cancel = Engine(model, CacheConfig(n_ctx=300)), Event()
     text = list(
-        engine.generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=30))
+        BatchEngine(engine).generate(
+            PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=30)
+        )
     )
     guess(monkeypatch, Guesser(text, 0.0))
-    generation = engine.generate(
+    generation = BatchEngine(engine).generate(
         PROMPT,
         GenerationOptions(sampler=sampler(temperature=0.0), cancel=cancel, speculation=SPECULATION),
     )
@@ -223,7 +236,7 @@ def test_cancelling_between_verified_tokens(
     assert generation.finish_reason == "cancelled"
     assert (
         list(
-            engine.generate(
+            BatchEngine(engine).generate(
                 PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=30)
             )
         )
@@ -235,16 +248,18 @@ def test_the_text_drafts_itself(model: Transformer) -> None:
     """Greedy texts of random models go round in circles, which n-grams find."""
     engine = Engine(model, CacheConfig(n_ctx=300))
     text = list(
-        engine.generate(PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=150))
+        BatchEngine(engine).generate(
+            PROMPT, GenerationOptions(sampler=sampler(temperature=0.0), max_tokens=150)
+        )
     )
-    generation = engine.generate(
+    generation = BatchEngine(engine).generate(
         PROMPT,
         GenerationOptions(
             sampler=sampler(temperature=0.0), max_tokens=150, speculation=SPECULATION
         ),
     )
     assert list(generation) == text
-    none = engine.generate(
+    none = BatchEngine(engine).generate(
         PROMPT, GenerationOptions(sampler=sampler(), max_tokens=3, speculation=Speculation("none"))
     )
     assert len(list(none)) == 3

@@ -13,6 +13,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.recorded import DecodeLoop
@@ -47,7 +48,7 @@ def new_engine(model: Transformer, **cache: Any) -> Engine:
 def generated(engine: Engine, ids: list[int], n: int) -> tuple[list[int], int, int]:
     """The tokens drawn, those of the prompt that were reused, and those that were lost."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=96)
-    generation = engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
+    generation = BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
     drawn = list(generation)
     return drawn, generation.stats.n_reused, generation.stats.n_lost
 

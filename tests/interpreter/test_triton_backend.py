@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localkv.arch import ARCHS
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.kernels.gpu.device_draw import device_draw
@@ -198,5 +199,11 @@ def test_generation_through_a_packed_cache(type_k: str, type_v: str, tmp_path: P
         engine = Engine(model, config, n_batch=200)
         greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab)
         prompt = [(i * 31 + 7) % 96 for i in range(253)]
-        texts.append(list(engine.generate(prompt, GenerationOptions(sampler=greedy, max_tokens=6))))
+        texts.append(
+            list(
+                BatchEngine(engine).generate(
+                    prompt, GenerationOptions(sampler=greedy, max_tokens=6)
+                )
+            )
+        )
     assert texts[0] == texts[1]

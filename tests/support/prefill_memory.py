@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from localkv import LLM
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.generation import GenerationOptions
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -53,7 +54,7 @@ def main() -> None:
     def run(ids: list[int]) -> None:
         engine.reset()
         sampler = Sampler(SamplingParams(seed=1), n_vocab=n_vocab, n_ctx=int(n_ctx))
-        list(engine.generate(ids, GenerationOptions(sampler=sampler, max_tokens=2)))
+        list(BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=2)))
 
     run(ids[:48])  # libraries' own buffers; few tokens, so that little scratch is taken
     with suppress(AttributeError):  # glibc has it

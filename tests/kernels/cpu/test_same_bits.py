@@ -19,6 +19,7 @@ import pytest
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, Tail, tail_segments
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -243,7 +244,7 @@ def test_a_prompt_and_what_follows_in_one_batch(
 def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
     """The logits that a generation draws its tokens by."""
     sampler = CountingSampler(engine.model.config.n_vocab)
-    list(engine.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=n)))
+    list(BatchEngine(engine).generate(prompt, GenerationOptions(sampler=sampler, max_tokens=n)))
     return [logits.tobytes() for logits in sampler.seen]
 
 
@@ -272,9 +273,11 @@ def test_answers_may_be_kept_as_they_were_written(tiny: Transformer) -> None:
     for exact, n_reused in ((True, 40), (False, 47)):
         engine = Engine(tiny, cache, exact=exact)
         first = list(
-            engine.generate([7] * 40, GenerationOptions(sampler=CountingSampler(512), max_tokens=8))
+            BatchEngine(engine).generate(
+                [7] * 40, GenerationOptions(sampler=CountingSampler(512), max_tokens=8)
+            )
         )
-        again = engine.generate(
+        again = BatchEngine(engine).generate(
             [7] * 40 + first, GenerationOptions(sampler=CountingSampler(512), max_tokens=1)
         )
         list(again)

@@ -18,6 +18,7 @@ from localkv.cache.arrays import Segment
 from localkv.cache.ladder import DEFAULT_LADDER
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.kernels.attention import StoreKV
@@ -176,9 +177,18 @@ def test_generation(shape: str, weights: str, type_k: str, type_v: str) -> None:
     prompt = [(i * 31 + 7) % 512 for i in range(250)]
     for temperature in (0.0, 0.9):
         sampler = Sampler(SamplingParams(seed=1, temperature=temperature), n_vocab=512)
-        ids = list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20)))
+        ids = list(
+            BatchEngine(ours).generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))
+        )
         assert len(ids) == 20
-        assert list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))) == ids
+        assert (
+            list(
+                BatchEngine(ours).generate(
+                    prompt, GenerationOptions(sampler=sampler, max_tokens=20)
+                )
+            )
+            == ids
+        )
         want = plain.logits(prompt + ids)
         got = ours.logits(prompt + ids)
         jumps = weights != "f32" and type_k != "f16"
@@ -212,9 +222,14 @@ def test_generation_within_a_budget() -> None:
     ours.warm_up()
     prompt = [(i * 31 + 7) % 512 for i in range(250)]
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=512)
-    ids = list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20)))
+    ids = list(
+        BatchEngine(ours).generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))
+    )
     assert len(ids) == 20
     assert ours.cache.requantised.n_pages > 0
-    assert list(ours.generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20))) == ids
+    assert (
+        list(BatchEngine(ours).generate(prompt, GenerationOptions(sampler=sampler, max_tokens=20)))
+        == ids
+    )
     want, got = plain.logits(prompt + ids), ours.logits(prompt + ids)
     assert float((got - want).norm() / want.norm()) < 5e-2
