@@ -57,9 +57,8 @@ from localkv.kernels.cpu.layers.attention import AttentionLayer
 from localkv.kernels.cpu.layers.chains import LayerChains
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import pack_groups as pack_groups_plain
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import attention_reference, store_kv
+from localkv.kernels.reference.backend import pack_groups as pack_groups_plain
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.threads import n_threads, use_threads

@@ -41,9 +41,8 @@ from localkv.engine.tokenized_model import (
     listed,
 )
 from localkv.errors import ModelClosedError, UsageError, counted, printable
-from localkv.kernels.backend import Backend
+from localkv.kernels.backend import Backend, in_words
 from localkv.kernels.layer_kinds import check_layers
-from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.answer_tags import ChannelDecoder, channel_markers
 from localkv.loader.chat_messages import checked_tools

@@ -22,11 +22,14 @@ from localkv.kernels.backend import (
     Guessed,
     Guessing,
     Head,
+    Method,
     MovedBatch,
     StackLayer,
     TokenBatch,
+    Use,
     run_no_guesses,
     run_nothing_next,
+    uses,
 )
 from localkv.kernels.layer_positions import LayerPositions
 from localkv.kernels.layer_weights import (
@@ -36,7 +39,6 @@ from localkv.kernels.layer_weights import (
     Norm,
     PerLayerTable,
 )
-from localkv.kernels.method import Method, Use, uses
 from localkv.kernels.streams import (
     AltUpStreams,
     OneStream,

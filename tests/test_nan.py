@@ -13,8 +13,7 @@ from localkv import LLM
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import attention
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import attention_reference, hadamard_transform, store_kv
 from support.cpu_ops import cpu_attention, store_kv_cpu
 from support.gguf_bytes import spoil
 from support.random_model import RandomModel

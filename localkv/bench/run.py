@@ -24,8 +24,8 @@ from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
+from localkv.kernels.backend import in_words
 from localkv.kernels.layer_weights import tensors_of
-from localkv.kernels.method import in_words
 from localkv.model import Transformer
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams

@@ -15,7 +15,7 @@ from localkv.arch.spec import (
 )
 from localkv.cache.arrays import Array, Arrays
 from localkv.kernels.attention_mixers import grouped_attention, latent_attention
-from localkv.kernels.backend import Backend, capped_logits, scaled
+from localkv.kernels.backend import Backend, Methods, capped_logits, scaled
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
@@ -24,7 +24,6 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.recurrent import Recurrence, recurrent_mixers

@@ -96,7 +96,7 @@ def copied_vector_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:
 
 
 def decoded_bytes(n_values: int, *, n_tokens: int, widest: int) -> int:
-    """Bytes of a product whose matrix of `n_values` is decoded tile by tile (`linear.py`): the tile
+    """Bytes of a product that decodes a matrix of `n_values` by tiles (`primitives.py`): the tile
     and its product before it is put in its place; 0 without such a matrix."""
     if n_values == 0:
         return 0

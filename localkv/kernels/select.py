@@ -23,7 +23,7 @@ def why_no_gpu() -> tuple[str, str]:
     if built_without_cuda():  # torch takes two seconds to say so itself
         return "this torch was built without CUDA", "install torch's CUDA wheel, or --device cpu"
     try:
-        from localkv.kernels.gpu.support import why_unsupported
+        from localkv.kernels.gpu.device import why_unsupported
     except (ImportError, OSError) as error:  # one of its libraries is missing or does not fit
         reason = (str(error).splitlines() or ["without a word"])[0]
         return f"torch can't be imported: {reason}", f"{INSTALL}, or --device cpu"

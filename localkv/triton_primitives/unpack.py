@@ -27,6 +27,21 @@ from localkv.triton_primitives.ptx import (
 
 
 @triton.jit
+def fence(x, PTX: tl.constexpr):
+    """`x` (fp16 or fp32), after an empty instruction that Triton can't move or look through.
+
+    Triton likes to move a dot's layout of its operand above the operand's computation. After a
+    decoded tile that is a loss: every warp then decodes all of it, from single bytes.
+    """
+    if PTX:
+        if x.dtype == tl.float16:
+            x = tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.float16, is_pure=False, pack=2)
+        else:
+            x = tl.inline_asm_elementwise("", "=r,0", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x
+
+
+@triton.jit
 def plus_1024(u):
     """uint8 u -> fp16 1024 + u."""
     return (u.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)

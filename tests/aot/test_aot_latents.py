@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.kernels.gpu.latent.attention import latent_constants, latent_tiles
-from localkv.kernels.gpu.latent.kernels import latents_kernel
+from localkv.kernels.gpu.attention.latents import latent_constants, latent_tiles, latents_kernel
 from localkv.quant_formats import FORMATS, KV_FORMATS, TOKEN_FORMATS
 from support.aot.aot_report import (
     ARCHS,

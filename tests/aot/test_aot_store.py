@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from localkv.kernels.gpu.attention.packed_attention import padded
-from localkv.kernels.gpu.group_store import group_kernel
-from localkv.kernels.gpu.repack import TOKENS, unpack_kernel
+from localkv.kernels.gpu.group_store import TOKENS, group_kernel, unpack_kernel
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from localkv.quant_formats import FORMATS, TOKEN_FORMATS

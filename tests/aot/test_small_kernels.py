@@ -11,8 +11,7 @@ from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
 from localkv.kernels.gpu.group_store import ROWS, rotate_kernel
 from localkv.kernels.gpu.grouped_attention import ROWS as HEADS
 from localkv.kernels.gpu.grouped_attention import gate_kernel
-from localkv.kernels.gpu.moe.kernels import combine_kernel
-from localkv.kernels.gpu.moe.route import route_kernel
+from localkv.kernels.gpu.moe import combine_kernel, route_kernel
 from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.scan import columns_of, scan_kernel

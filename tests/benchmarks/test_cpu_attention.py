@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from cpu_attention import filled, packed_call
 
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.backend import attention_reference
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec, cache_by
 from localkv.cache.pages import Sequence
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
-from localkv.kernels.reference.attention import read_pages
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import read_pages, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 from support.attack.interruptions import Interruption

@@ -32,7 +32,7 @@ from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.kernels.attention import store_rotated
 from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import hadamard_transform, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.quant_formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS
 from support.attack.interruptions import Interruption

@@ -27,8 +27,7 @@ from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.reference.attention import read_pages
-from localkv.kernels.reference.backend import reference_backend
+from localkv.kernels.reference.backend import read_pages, reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate

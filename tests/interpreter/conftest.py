@@ -48,7 +48,7 @@ def _language_replaced_once() -> None:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few programs: the interpreter takes as long for one, however large its tile."""
-    from localkv.kernels.gpu.moe import experts as moe
+    from localkv.kernels.gpu import moe
     from localkv.kernels.gpu.products import activations, products
     from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 

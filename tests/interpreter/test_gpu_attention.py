@@ -20,8 +20,7 @@ from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.group_store import rotate_gpu
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import attention_reference, hadamard_transform
 from localkv.quant_formats import TOKEN_FORMATS
 from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
 from support.quick import quick

@@ -26,7 +26,7 @@ from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import linear
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import store_kv
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.kernels.rope import RopeTable
 from localkv.quant_formats import TOKEN_FORMATS

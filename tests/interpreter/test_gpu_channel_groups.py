@@ -12,7 +12,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.group_store import pack_groups_gpu
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import hadamard_transform
 from localkv.kernels.reference.torch_arrays import encode
 from localkv.quant_formats import FORMATS
 from support.gpu_store import store_kv_gpu

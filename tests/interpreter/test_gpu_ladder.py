@@ -20,11 +20,9 @@ from localkv.config import CacheConfig
 from localkv.kernels.attention import attention, store_rotated
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.device import GpuInfo
-from localkv.kernels.gpu.group_store import rotate_gpu
-from localkv.kernels.gpu.repack import SIDES, repack_page_gpu, unpack_page
+from localkv.kernels.gpu.group_store import SIDES, repack_page_gpu, rotate_gpu, unpack_page
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import attention_reference, hadamard_transform, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.quant_formats import KV_FORMATS
 from support.quick import quick

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from localkv.cache.layout import Tail
+from localkv.kernels.gpu.attention.latents import segment_latents
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
-from localkv.kernels.gpu.latent.attention import segment_latents
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.latent_tails import LatentKernels, check_latents
 

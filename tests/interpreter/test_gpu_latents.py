@@ -14,13 +14,13 @@ from localkv.arch.spec import AttentionParams, CacheGroup, NormSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.kernels.attention import store_rotated
+from localkv.kernels.gpu.attention.latents import head_products, segment_latents
 from localkv.kernels.gpu.device import GpuInfo
-from localkv.kernels.gpu.latent.attention import head_products, segment_latents
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.rope_store import QueryKeySteps, store_rows
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.layer_weights import Norm
-from localkv.kernels.reference.operations import hadamard_transform, norm, store_kv
+from localkv.kernels.reference.backend import hadamard_transform, norm, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
-from localkv.kernels.gpu.moe import experts as gpu_moe
-from localkv.kernels.gpu.moe.route import expert_tiles, route
+from localkv.kernels.gpu import moe as gpu_moe
+from localkv.kernels.gpu.moe import expert_tiles, route
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import route as plain_route
-from localkv.kernels.reference.operations import moe_mlp
+from localkv.kernels.reference.backend import moe_mlp
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.gpu_products import EXACT, error, far, prepared, with_rows
 from support.quick import quick

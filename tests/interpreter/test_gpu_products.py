@@ -26,7 +26,7 @@ from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import gate_up, hidden_rows, linear, linears, normed
 from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, MlpWeights, Norm
-from localkv.kernels.reference.operations import norm as plain_norm
+from localkv.kernels.reference.backend import norm as plain_norm
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor

@@ -17,7 +17,7 @@ from localkv.kernels.attention_mixers import norm_heads
 from localkv.kernels.gpu.grouped_attention import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.layer_weights import Norm
-from localkv.kernels.reference.operations import apply_rope, hadamard_transform, norm
+from localkv.kernels.reference.backend import apply_rope, hadamard_transform, norm
 from localkv.kernels.reference.torch_arrays import TorchArrays, decode, encode
 from localkv.kernels.rope import RopeTable
 from localkv.quant_formats import TOKEN_FORMATS, QuantFormat

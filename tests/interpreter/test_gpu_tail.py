@@ -10,7 +10,7 @@ from localkv.cache.layout import Tail
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.tail_checks import Kernels, check
 

@@ -13,8 +13,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.kernels.attention import attention, store_rotated
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import attention_reference, hadamard_transform, store_kv
 from support.attention_checks import (
     check,
     check_rows_without_keys,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import hadamard_transform
 from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 

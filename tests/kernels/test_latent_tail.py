@@ -11,8 +11,12 @@ from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
-from localkv.kernels.reference.attention import latents_reference
-from localkv.kernels.reference.operations import hadamard_transform, pack_groups, store_kv
+from localkv.kernels.reference.backend import (
+    hadamard_transform,
+    latents_reference,
+    pack_groups,
+    store_kv,
+)
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.latent_tails import LatentKernels, check_latents
 

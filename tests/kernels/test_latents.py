@@ -22,8 +22,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.reference.attention import latents_reference
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import hadamard_transform, latents_reference, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import random_rows

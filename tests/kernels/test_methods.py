@@ -12,10 +12,10 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
+from localkv.kernels.backend import Method, Use, in_words, uses
 from localkv.kernels.cpu.cpu_backend import ACTIVATIONS, cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
-from localkv.kernels.method import Method, Use, in_words, uses
 from localkv.kernels.reference import torch_arrays
 from localkv.kernels.reference.backend import reference_backend
 from localkv.quant_formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS

@@ -11,7 +11,7 @@ import torch
 from localkv.arch.spec import MoeSpec
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.moe import route
-from localkv.kernels.reference.operations import linear, matmul, moe_mlp
+from localkv.kernels.reference.backend import linear, matmul, moe_mlp
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, packed_tensor
 from localkv.quant_formats.base import Codec, QuantFormat, split_blocks

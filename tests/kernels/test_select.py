@@ -64,7 +64,7 @@ def test_without_torch_it_says_what_to_install(
 def test_a_torch_that_can_not_be_imported_leaves_the_cpu(
     driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "localkv.kernels.gpu.support", raising=False)
+    monkeypatch.delitem(sys.modules, "localkv.kernels.gpu.device", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object())
     assert select_backend("auto").name == "cpu"

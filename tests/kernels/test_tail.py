@@ -11,8 +11,12 @@ from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform, pack_groups, store_kv
+from localkv.kernels.reference.backend import (
+    attention_reference,
+    hadamard_transform,
+    pack_groups,
+    store_kv,
+)
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.tail_checks import Kernels, check
 

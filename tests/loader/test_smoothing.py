@@ -16,8 +16,7 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.backend import reference_backend
+from localkv.kernels.reference.backend import attention_reference, reference_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
 from localkv.loader.smoothing import (

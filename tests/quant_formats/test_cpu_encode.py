@@ -12,7 +12,7 @@ from localkv.kernels.cpu.store.store_kv import (
     add_store,
     stored_rows,
 )
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import hadamard_transform, store_kv
 from localkv.quant_formats import TOKEN_FORMATS
 from support.cpu_ops import rotate_cpu, store_kv_cpu
 from support.cpu_pages import pool_planes

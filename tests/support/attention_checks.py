@@ -13,7 +13,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.kernels.attention import SegmentAttention, StoreKV, attention, store_rotated
-from localkv.kernels.reference.operations import hadamard_transform, store_kv
+from localkv.kernels.reference.backend import hadamard_transform, store_kv
 from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 from support.torch_edge import torch_cache

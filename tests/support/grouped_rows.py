@@ -12,7 +12,7 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch, row_fields
 from localkv.cache.layout import PAGE_TOKENS, pages_for
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import hadamard_transform
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.shared.channel_groups import TOKENS
 

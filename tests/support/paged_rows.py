@@ -13,8 +13,7 @@ from localkv.arch.spec import AttentionParams, CacheGroup
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
-from localkv.kernels.reference.attention import read_pages
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import read_pages, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 
 

@@ -23,7 +23,7 @@ from localkv.kernels.attention import (
     pack_groups,
     store_rotated,
 )
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import hadamard_transform
 from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import FORMATS
 

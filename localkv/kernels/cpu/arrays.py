@@ -14,7 +14,7 @@ from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.addresses import LINE, Floats, address
 from localkv.kernels.cpu.recurrent.jobs import vectors_of
-from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.kernels.namespace import Arrived, Unrecorded
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
 from localkv.simd.lanes import LANES

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.config import CacheConfig
-from localkv.kernels.backend import Backend
+from localkv.kernels.backend import Backend, Method, Methods
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.addresses import address
@@ -44,7 +44,6 @@ from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits
 from localkv.kernels.layer_weights import MoeWeights
-from localkv.kernels.method import Method, Methods
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
 from localkv.quant_formats.base import QuantFormat

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localkv.arch.spec import LayerSpec, MlpAndMoeSpec, MlpSpec, ModelSpec, MoeSpec
 from localkv.kernels.backend import capped_logits
-from localkv.kernels.gpu.moe.experts import moe_mlp
+from localkv.kernels.gpu.moe import moe_mlp
 from localkv.kernels.gpu.norm import added_norm, norm
 from localkv.kernels.gpu.products.activations import Activations
 from localkv.kernels.gpu.products.products import hidden_rows, linears, normed

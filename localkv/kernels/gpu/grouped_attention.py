@@ -13,8 +13,8 @@ from localkv.cache.arrays import Batch, LayerCache
 from localkv.kernels.attention import attention, pack_groups
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
-from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
 from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.footprint import MOST_CHANNELS
 from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_rows

@@ -14,25 +14,24 @@ from localkv.arch.spec import (
     MlpSpec,
     MoeSpec,
 )
-from localkv.kernels.backend import Backend, scaled
+from localkv.kernels.backend import Backend, Method, Methods, scaled
 from localkv.kernels.gpu import feed_forward
 from localkv.kernels.gpu import grouped_attention as grouped
+from localkv.kernels.gpu.attention import latents
 from localkv.kernels.gpu.attention.packed_attention import product_of
 from localkv.kernels.gpu.device import CudaMemory, start_triton
 from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.embedding import embed
-from localkv.kernels.gpu.latent import attention as latent
+from localkv.kernels.gpu.footprint import MANY_TOKENS
+from localkv.kernels.gpu.group_store import repack_page_gpu
 from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.norm import norm
 from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
-from localkv.kernels.gpu.products.sizes import MANY_TOKENS
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
-from localkv.kernels.gpu.repack import repack_page_gpu
 from localkv.kernels.gpu.scan import scan
-from localkv.kernels.method import Method, Methods
 from localkv.kernels.recurrent import Recurrence, recurrent_mixers
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -83,7 +82,7 @@ def lacks(layer: LayerSpec) -> str:
     """What the kernels can't do of a layer, in words; empty if there is nothing."""
     if isinstance(layer.mixer, AttentionSpec) and (reason := grouped.why_not(layer.mixer)):
         return reason
-    if isinstance(layer.mixer, LatentAttentionSpec) and (reason := latent.why_not(layer.mixer)):
+    if isinstance(layer.mixer, LatentAttentionSpec) and (reason := latents.why_not(layer.mixer)):
         return reason
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
@@ -111,7 +110,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         mixers={
             AttentionSpec: partial(grouped.grouped_attention, gpu),
             **recurrent_mixers(Recurrence(norm, feed_forward.linear, scan)),
-            LatentAttentionSpec: partial(latent.latent_attention, gpu),
+            LatentAttentionSpec: partial(latents.latent_attention, gpu),
         },
         out_residual=feed_forward.out_residual,
         ffns={

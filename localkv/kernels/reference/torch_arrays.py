@@ -1,4 +1,7 @@
-"""`Arrays` of torch, on a device, and the formats' NumPy references called with torch tensors."""
+"""`Arrays` of torch, on a device, and the formats' NumPy references called with torch tensors.
+
+A GPU repeats steps as one CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,66 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
+from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch, Step
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import repack_page
-from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.kernels.namespace import Arrived, Unrecorded
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.codebooks import codec_of
 from localkv.system.threads import use_threads_now
+
+WARM_UP_STEPS = 2
+"""Steps before one is recorded: the first may compile kernels and allocate."""
+
+
+class GraphRecorder:
+    """A `Recorder` of CUDA graphs, which share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._memory: tuple[int, int] | None = None
+
+    def record(self, step: Step, state: Sequence[Tensor]) -> Step:
+        """See `Recorder`."""
+        kept = [buffer.clone() for buffer in state]
+
+        def restore() -> None:
+            for buffer, value in zip(state, kept, strict=True):
+                buffer.copy_(value)
+
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                step()
+                restore()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
+            result: Tensor = step()
+        self._memory = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class TorchReadback:
+    """A token on its way to the host."""
+
+    def __init__(self, token: Tensor) -> None:
+        self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+        self._host.copy_(token, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def value(self) -> int:
+        """Wait for it."""
+        self._event.synchronize()
+        return int(self._host[0])
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
@@ -137,14 +192,14 @@ class TorchArrays:
         device = torch.device(self.device)
         if device.type != "cuda":
             return Unrecorded()
-        from localkv.kernels.gpu.recorded_step import GraphRecorder
+        from localkv.kernels.reference.torch_arrays import GraphRecorder
 
         return GraphRecorder(device)
 
     def read_back(self, number: Tensor) -> Readback:
         if number.device.type != "cuda":
             return Arrived(number.clone())
-        from localkv.kernels.gpu.recorded_step import TorchReadback
+        from localkv.kernels.reference.torch_arrays import TorchReadback
 
         return TorchReadback(number)
 

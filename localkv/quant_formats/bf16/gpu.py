@@ -14,8 +14,8 @@ from torch import Tensor
 
 from localkv.quant_formats.shared.gpu.rows import halves, load_halves, store_rows
 from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, largest, load_floats, words
-from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
+from localkv.triton_primitives.unpack import fence
 
 PRODUCT = "tf32"
 columns = halves

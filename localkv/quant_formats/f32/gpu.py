@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localkv.quant_formats.shared.gpu.rows import halves, load_halves, store_rows
 from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, load_floats, words
-from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import fence
 
 PRODUCT = "tf32x3"
 columns = halves

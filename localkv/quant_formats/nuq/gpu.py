@@ -57,8 +57,8 @@ from localkv.triton_primitives.codebooks import (
     tables_of_four,
     words_of_table,
 )
-from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import largest_scale
+from localkv.triton_primitives.unpack import fence
 
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)

@@ -23,7 +23,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_rows,
     truncated,
 )
-from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import fence
 
 PRODUCT = "fp16"
 columns = quarter_columns

@@ -24,7 +24,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_rows,
     symmetric_codes,
 )
-from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import fence
 
 PRODUCT = "fp16"
 columns = quarter_columns

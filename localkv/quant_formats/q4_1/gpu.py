@@ -37,8 +37,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     load_runs,
     words,
 )
-from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.unpack import unpack_nibbles
+from localkv.triton_primitives.unpack import fence, unpack_nibbles
 
 PRODUCT = "fp16"
 columns = nibble_columns

@@ -15,8 +15,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_row_halves,
     store_rows,
 )
-from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.unpack import unpack_nibbles
+from localkv.triton_primitives.unpack import fence, unpack_nibbles
 
 PRODUCT = "fp16"
 columns = nibble_columns

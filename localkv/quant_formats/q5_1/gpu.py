@@ -35,7 +35,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     two_parts,
     words,
 )
-from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import fence
 
 PRODUCT = "fp16"
 columns = nibble_columns

@@ -22,8 +22,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_rows,
     truncated,
 )
-from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.unpack import unpack_bit_field_of_words
+from localkv.triton_primitives.unpack import fence, unpack_bit_field_of_words
 
 PRODUCT = "fp16"
 columns = nibble_columns

@@ -35,8 +35,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     load_items,
     load_runs,
 )
-from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.unpack import unpack_signed_bytes
+from localkv.triton_primitives.unpack import fence, unpack_signed_bytes
 
 PRODUCT = "fp16"
 columns = halves

@@ -14,8 +14,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_row_halves,
     store_rows,
 )
-from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.unpack import unpack_signed_bytes
+from localkv.triton_primitives.unpack import fence, unpack_signed_bytes
 
 PRODUCT = "fp16"
 columns = halves

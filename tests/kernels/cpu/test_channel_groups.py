@@ -11,7 +11,7 @@ import torch
 from localkv.arch.spec import AttentionParams
 from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.store import store_kv
-from localkv.kernels.reference.operations import hadamard_transform
+from localkv.kernels.reference.backend import hadamard_transform
 from localkv.kernels.reference.torch_arrays import encode
 from localkv.quant_formats import FORMATS
 from localkv.system.threads import n_threads, use_threads

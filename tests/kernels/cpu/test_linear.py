@@ -18,7 +18,7 @@ from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.layouts import LAYOUTS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
-from localkv.kernels.reference.operations import moe_mlp
+from localkv.kernels.reference.backend import moe_mlp
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.simd.cpu_features import HAS_BYTE_DOTS

@@ -23,9 +23,8 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.kernels.attention import StoreKV
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.reference.backend import reference_backend
-from localkv.kernels.reference.operations import linear as plain_linear
-from localkv.kernels.reference.operations import store_kv
+from localkv.kernels.reference.backend import linear as plain_linear
+from localkv.kernels.reference.backend import reference_backend, store_kv
 from localkv.loader.synthetic import random_rows, synthetic_model
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor

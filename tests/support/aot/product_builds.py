@@ -12,9 +12,9 @@ import torch
 
 from localkv.arch.spec import Activation
 from localkv.kernels.gpu.device import GpuInfo
-from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
+from localkv.kernels.gpu.moe import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
-from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
+from localkv.kernels.gpu.products.products import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, tables_on, weight_layout

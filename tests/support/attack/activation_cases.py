@@ -16,7 +16,7 @@ from localkv.kernels.cpu.layers.attention import add_sinks
 from localkv.kernels.cpu.layers.chains import activate_source
 from localkv.kernels.cpu.linear.jobs import ActivationJob, RopeJob
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
-from localkv.kernels.reference.operations import apply_rope, hadamard_transform, norm
+from localkv.kernels.reference.backend import apply_rope, hadamard_transform, norm
 from localkv.kernels.rope import RopeTable
 from support.attack.random_calls import Memory, close, threads
 from support.cpu_ops import (

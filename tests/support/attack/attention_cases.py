@@ -17,8 +17,12 @@ from localkv.cache.layout import SegmentSpec, Tail
 from localkv.kernels.attention import pack_groups as pack_all_groups
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, stored_rows
-from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.operations import hadamard_transform, pack_groups, store_kv
+from localkv.kernels.reference.backend import (
+    attention_reference,
+    hadamard_transform,
+    pack_groups,
+    store_kv,
+)
 from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 from support.attack.random_calls import threads
 from support.cpu_ops import (

@@ -46,7 +46,7 @@ from localkv.kernels.cpu.linear.matrices import (
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.linear import round_activations
+from localkv.kernels.primitives import round_activations
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
 

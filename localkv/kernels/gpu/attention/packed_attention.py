@@ -22,8 +22,8 @@ from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.attention.decode import decode_kernel, merge_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
-from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_CHANNELS, MOST_SPLITS
 from localkv.kernels.gpu.device import GpuInfo
+from localkv.kernels.gpu.footprint import FEW_TOKENS, MOST_CHANNELS, MOST_SPLITS
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_attention
 from localkv.kernels.gpu.pages import page_bytes

@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.kernels.gpu.footprint import DECODED_BYTES, MANY_TOKENS
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.products.activations import Activations
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
-from localkv.kernels.gpu.products.sizes import DECODED_BYTES, MANY_TOKENS
 from localkv.kernels.gpu.products.tile import half_values, part_columns
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
 

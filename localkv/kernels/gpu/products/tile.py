@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import F16_MAX, saturate
+from localkv.triton_primitives.unpack import fence
 
 
 @triton.jit

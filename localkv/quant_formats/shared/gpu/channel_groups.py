@@ -15,7 +15,7 @@ from localkv.quant_formats.shared.channel_groups import LARGEST as LARGEST_STORE
 from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.quant_formats.shared.gpu.low_bit_rows import one_after_the_other
 from localkv.quant_formats.shared.gpu.rows import F32_LARGEST, NAN, as_f16, limited, truncated
-from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import fence
 
 TOKENS = tl.constexpr(GROUP_TOKENS)
 LARGEST = tl.constexpr(LARGEST_STORED)

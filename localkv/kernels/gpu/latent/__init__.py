@@ -1,1 +1,0 @@
-"""Attention over latents on a GPU."""

@@ -1,1 +1,0 @@
-"""Routed experts: who goes where, and products with stacks of matrices."""
