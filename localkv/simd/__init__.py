@@ -7,19 +7,17 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
     kinds.py        names for the types of arguments
     vector.py       the types F32x16, I32x16 and Mask16, how code for them is generated, and tuples
                     of vectors that stay in registers: accumulators of small matrix products
-    cpu_features.py the CPU that kernels are compiled for, without importing Numba
-    lanes.py        how many lanes a vector has, without it, too
-    futex.py        whether threads can sleep on Linux's futex, without it, too
+    cpu_features.py the CPU that kernels are compiled for, how many lanes a vector has, and whether
+                    threads can sleep on Linux's futex, without importing Numba
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter,
                     named tuples
-    arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
-    functions.py    powers of two, tanh, logarithms, square roots, rounding to halves
-    dots.py         dot products of bytes and of bfloats, with what each CPU has for them
-    integer.py      nibbles, look-up of bytes in a table of 16, products of bytes
-    tables.py       look-up of floats in memory, and of bytes in large tables
-    shuffle.py      shuffles; 16 rows of words become vectors of columns
-    quads.py        four bytes a lane: transposed loads, products with integers of three bytes
-    digit_rows.py   the weights of a page's tokens as such integers
+    arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, tanh, logarithms, roots,
+                    rounding to halves, sums over lanes
+    integer.py      nibbles, look-up of bytes in a table of 16, dot products of bytes and of bfloats
+    shuffle.py      shuffles; 16 rows of words become vectors of columns; look-up of floats in
+                    memory, and of bytes in large tables
+    quads.py        four bytes a lane: transposed loads, products with integers of three bytes, and
+                    the weights of a page's tokens as such integers
     atomic.py       atomics, pauses, the futex and the time, for threads in compiled code
 
 Memory is addressed by a *base* (a NumPy array or an integer address) and an *index* that counts

@@ -11,8 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import IS_ARM64, IS_X86
-from localkv.simd.futex import FUTEX
+from localkv.simd.cpu_features import FUTEX, IS_ARM64, IS_X86
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import call, check_base, i32, i64, pointer
 

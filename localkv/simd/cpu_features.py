@@ -1,7 +1,7 @@
-"""The CPU that kernels are compiled for, found without Numba.
+"""The CPU that kernels are compiled for, and what else they assume, found without Numba.
 
-It is what Numba would choose, so NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and NUMBA_ENABLE_AVX may change
-it; on ARM with more features than LLVM looks for. Numba is given this choice
+The CPU is what Numba would choose, so NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and NUMBA_ENABLE_AVX may
+change it; on ARM with more features than LLVM looks for. Numba is given this choice
 (`kernels/cpu/jit/compiler.py`), so that constants here and machine code are always of the same CPU.
 """
 
@@ -107,7 +107,7 @@ HAS_SIGNED_BYTE_DOTS = HAS_BYTE_DOTS and not HAS_VNNI
 """So do those of signed with signed bytes (`integer.dot_of_signed_bytes`)."""
 
 HAS_BFLOAT_DOTS = HAS_AVX512 and "avx512bf16" in FEATURES
-"""Two products of bfloats are added to a float by one instruction (`simd/dots.py`)."""
+"""Two products of bfloats are added to a float by one instruction (`simd/integer.py`)."""
 
 HAS_BYTE_SHUFFLE = HAS_AVX512 and "avx512vbmi" in FEATURES
 """Any order of the 64 bytes of a register is one instruction."""
@@ -132,3 +132,14 @@ def byte_dots() -> str:
     if HAS_DOTPROD:
         return "NEON i8mm" if HAS_I8MM else "NEON dotprod"
     return vector_width() if HAS_AVX2 else ""
+
+
+LANES = 16
+"""On every CPU; LLVM splits a vector where registers are narrower."""
+
+
+_NUMBERS = {"x86_64": 202, "aarch64": 98}
+FUTEX = _NUMBERS.get(platform.machine(), -1) if sys.platform == "linux" else -1
+"""The number of the system call, or -1."""
+
+HAS_FUTEX = FUTEX != -1

@@ -1,8 +1,21 @@
-"""Integer vectors: nibbles of lanes and of bytes, a table of 16 bytes, 8-bit dot products."""
+"""Integer vectors: nibbles, a table of 16 bytes, dot products with what each CPU has for them.
+
+Four products of bytes are added to each lane of 4 bytes. Which factors an instruction takes depends
+on the CPU:
+
+    AVX512-VNNI, AVX-VNNI   vpdpbusd               unsigned . signed
+    NEON i8mm               usdot, sdot            unsigned . signed, signed . signed
+    NEON dotprod            sdot                   signed . signed
+    AVX2                    vpmaddubsw, vpmaddwd   unsigned . signed, if sums of two fit 16 bits
+
+Two products of bfloats are added to each lane of a float. AVX512-BF16 has an instruction for that,
+which takes and gives numbers below 2^-126 as 0: half as many instructions, and half as many bytes
+of activations, as products of floats take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -15,13 +28,17 @@ from localkv.simd.cpu_features import (
     FEATURES,
     HAS_AVX2,
     HAS_AVX512,
+    HAS_BFLOAT_DOTS,
+    HAS_DOTPROD,
+    HAS_I8MM,
+    HAS_VNNI,
     IS_ARM64,
     IS_X86,
+    LANES,
     REGISTER_BYTES,
 )
-from localkv.simd.dots import as_bytes, as_words, by_register, dot_of_bytes
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.lanes import LANES
+from localkv.simd.shuffle import joined
 from localkv.simd.vector import (
     F32x16,
     I32x16,
@@ -30,11 +47,204 @@ from localkv.simd.vector import (
     constant,
     f32,
     i8,
+    i16,
     i32,
     lanes_of,
     lanewise,
+    multiply_add,
     pointer,
 )
+
+VECTOR_BYTES = 4 * LANES
+
+
+def as_bytes(builder: Builder, x: Value) -> Value:
+    """A vector's bytes, from the first lane's lowest one on."""
+    n = x.type.count * x.type.element.width // 8
+    return builder.bitcast(x, lanes_of(i8, n))
+
+
+def as_words(builder: Builder, x: Value) -> Value:
+    """The same as words of 4 bytes."""
+    n = x.type.count * x.type.element.width // 32
+    return builder.bitcast(x, lanes_of(i32, n))
+
+
+def by_register(builder: Builder, instruction: Callable[..., Any], *vectors: Value) -> Value:
+    """A vector of words that an instruction makes of such vectors, a register at a time."""
+    n = REGISTER_BYTES // 4
+    if n == LANES:
+        return instruction(*vectors)
+    parts = []
+    for start in range(0, LANES, n):
+        order = ir.Constant(lanes_of(i32, n), list(range(start, start + n)))
+        parts.append(instruction(*(builder.shuffle_vector(x, x, order) for x in vectors)))
+    return joined(builder, parts)
+
+
+MOST_SIGNED = 127
+"""The largest unsigned byte that is the same as a signed one."""
+
+_WORDS, _PAIRS = lanes_of(i32, REGISTER_BYTES // 4), lanes_of(i16, REGISTER_BYTES // 2)
+_MULTIPLY_BYTES, _MULTIPLY_PAIRS = (
+    ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+    if HAS_AVX512
+    else ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
+)
+
+
+def _one_instruction(name: str) -> Callable[..., Any]:
+    """It takes the totals, then the bytes."""
+
+    def dot(builder: Builder, *vectors: Value) -> Any:
+        def instruction(total: Value, x: Value, y: Value) -> Any:
+            factors = as_bytes(builder, x), as_bytes(builder, y)
+            return call(builder, name, _WORDS, [total, *factors])
+
+        return by_register(builder, instruction, *vectors)
+
+    return dot
+
+
+_vpdpbusd = _one_instruction(f"llvm.x86.avx512.vpdpbusd.{8 * REGISTER_BYTES}")
+_usdot = _one_instruction("llvm.aarch64.neon.usdot.v4i32.v16i8")
+_sdot = _one_instruction("llvm.aarch64.neon.sdot.v4i32.v16i8")
+
+
+def _pairs_added(builder: Builder, total: Value, x: Value, y: Value) -> Value:
+    """The sums of two products of 16-bit integers, in each word."""
+    factors = [builder.bitcast(value, _PAIRS) for value in (x, y)]
+    return builder.add(total, call(builder, _MULTIPLY_PAIRS, _WORDS, factors))
+
+
+def _of_small(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Any:
+    """Of AVX2; two products together fit 16 bits, else they would be cut off."""
+    factors = [as_bytes(builder, value) for value in (unsigned, signed)]
+    pairs = call(builder, _MULTIPLY_BYTES, _PAIRS, factors)
+    return _pairs_added(builder, total, pairs, ir.Constant(_PAIRS, [1] * _PAIRS.count))
+
+
+def _of_large(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Any:
+    """Of AVX2; even bytes, then odd ones, become 16-bit integers first."""
+    unsigned, signed = (builder.bitcast(value, _PAIRS) for value in (unsigned, signed))
+    byte = ir.Constant(_PAIRS, [8] * _PAIRS.count)
+    low = builder.and_(unsigned, ir.Constant(_PAIRS, [255] * _PAIRS.count))
+    low_signed = builder.ashr(builder.shl(signed, byte), byte)
+    total = _pairs_added(builder, total, low, low_signed)
+    return _pairs_added(builder, total, builder.lshr(unsigned, byte), builder.ashr(signed, byte))
+
+
+def _plainly(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
+    for byte in range(4):
+        low = builder.lshr(unsigned, constant(i32, 8 * byte))
+        low = builder.and_(low, constant(i32, 255))
+        high = builder.shl(signed, constant(i32, 24 - 8 * byte))
+        high = builder.ashr(high, constant(i32, 24))
+        total = builder.add(total, builder.mul(low, high))
+    return total
+
+
+def flipped(builder: Builder, codes: Value) -> Value:
+    """Unsigned bytes less 128, as signed ones, and the other way round."""
+    return builder.xor(codes, constant(i32, -0x7F7F7F80))
+
+
+def dot_of_bytes(
+    builder: Builder, total: Value, unsigned: Value, signed: Value, most: int = 255
+) -> Value:
+    """total + the dot product of 4 unsigned and 4 signed bytes, in each lane, exactly.
+
+    Args:
+        most: the largest of the unsigned bytes. Up to 127 some CPUs have it easier; signed bytes
+            then are from -127 on.
+    """
+    if HAS_VNNI:
+        return _vpdpbusd(builder, total, unsigned, signed)
+    if HAS_I8MM:
+        return _usdot(builder, total, unsigned, signed)
+    if HAS_DOTPROD:
+        if most <= MOST_SIGNED:
+            return _sdot(builder, total, unsigned, signed)
+        sums = _sdot(builder, constant(i32, 0), constant(i32, 0x01010101), signed)
+        total = builder.add(total, builder.shl(sums, constant(i32, 7)))
+        return _sdot(builder, total, flipped(builder, unsigned), signed)
+    if HAS_AVX2:
+        dot = _of_small if most <= MOST_SIGNED else _of_large
+        return by_register(builder, lambda *x: dot(builder, *x), total, unsigned, signed)
+    return _plainly(builder, total, unsigned, signed)
+
+
+def dot_of_signed_bytes(builder: Builder, total: Value, x: Value, y: Value) -> Value:
+    """The same of signed bytes, where there is `HAS_SIGNED_BYTE_DOTS`; those of y are from -127."""
+    if HAS_DOTPROD:
+        return _sdot(builder, total, x, y)
+
+    def instruction(total: Value, x: Value, y: Value) -> Any:
+        # |x| (y sign x): the absolute value of -128 is the unsigned byte 128, and two products of
+        # it and of 127 fit 16 bits
+        x, y = as_bytes(builder, x), as_bytes(builder, y)
+        nothing = ir.Constant(x.type, [0] * x.type.count)
+        negative = builder.icmp_signed("<", x, nothing)
+        size = builder.select(negative, builder.sub(nothing, x), x)
+        if HAS_AVX512:
+            y = builder.select(negative, builder.sub(nothing, y), y)
+        else:
+            y = call(builder, "llvm.x86.avx2.psign.b", x.type, [y, x])
+        return _of_small(builder, total, as_words(builder, size), as_words(builder, y))
+
+    return by_register(builder, instruction, total, x, y)
+
+
+PAIRS = 2 * LANES
+"""bfloats of a vector."""
+
+
+class _BFloatType(ir.Type):
+    """What LLVM calls it; llvmlite has no such type."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloatType)
+
+    def __hash__(self) -> int:
+        return hash(_BFloatType)
+
+
+bf16 = _BFloatType()
+
+
+def rounded_to_bfloats(b: Builder, x: Value) -> Value:
+    """The bits of the nearest bfloats, ties to even, as <16 x i16>; NaN stays NaN."""
+    bits = b.bitcast(x, lanes_of(i32))
+    odd = b.and_(b.lshr(bits, constant(i32, 16)), constant(i32, 1))
+    near = b.lshr(b.add(b.add(bits, constant(i32, 0x7FFF)), odd), constant(i32, 16))
+    near = b.select(b.fcmp_unordered("uno", x, x), constant(i32, 0x7FC0), near)
+    return b.trunc(near, lanes_of(i16))
+
+
+def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The second bfloat of each lane and the first, as floats."""
+    second = b.and_(x, constant(i32, -1 << 16))
+    first = b.shl(x, constant(i32, 16))
+    return b.bitcast(second, lanes_of(f32)), b.bitcast(first, lanes_of(f32))
+
+
+def dot_of_bfloats(b: Builder, total: Value, x: Value, y: Value) -> Value:
+    """total + the products of two bfloats in each lane, as <16 x float>.
+
+    Args:
+        x, y: <16 x i32>, two bfloats to a lane.
+    """
+    if HAS_BFLOAT_DOTS:
+        pairs = lanes_of(bf16, PAIRS)
+        factors = b.bitcast(x, pairs), b.bitcast(y, pairs)
+        return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", lanes_of(f32), [total, *factors])
+    for one, other in zip(_halves(b, x), _halves(b, y), strict=True):
+        total = multiply_add(b, one, other, total)
+    return total
+
 
 HAS_TABLES = IS_ARM64 or HAS_AVX2 or (IS_X86 and "ssse3" in FEATURES)
 """There is an instruction."""
@@ -109,7 +319,7 @@ high_nibbles = lanewise(_high_nibbles, [_I], _I)
 
 
 dot_u8_i8 = lanewise(dot_of_bytes, [_I, _I, _I], _I)
-"""total + the sum over the 4 bytes of a lane of unsigned * signed (`simd/dots.py`)."""
+"""total + the sum over the 4 bytes of a lane of unsigned * signed."""
 
 
 def _vector_of(builder: Builder, items: list[Any]) -> Value:

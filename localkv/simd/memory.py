@@ -12,7 +12,7 @@ from numba.core.errors import RequireLiteralValue
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import CONVERTS_HALF
+from localkv.simd.cpu_features import CONVERTS_HALF, LANES
 from localkv.simd.kinds import (
     Address,
     Args,
@@ -24,7 +24,6 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
-from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
     F32x16,
     I32x16,

@@ -9,8 +9,7 @@ import pytest
 from localkv.cache.layout import Tail
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
-from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
+from localkv.kernels.cpu.store.store_kv import rotate_cpu, store_groups_cpu, store_kv_cpu
 from localkv.kernels.reference.backend import (
     hadamard_transform,
     latents_reference,

@@ -20,8 +20,7 @@ from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.cpu.store.store_kv import rotate_cpu, store_kv_cpu
 from localkv.kernels.reference.backend import hadamard_transform, latents_reference, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.loader.gguf_file import open_gguf

@@ -16,25 +16,27 @@ from localkv.simd.arithmetic import (
     any_above,
     at_least,
     exp,
+    exp2,
     f32x16,
     first_lane,
     lanes_below,
     max_lanes,
     select,
     sum_lanes,
+    tanh,
     zero_f32,
     zero_i32,
 )
 from localkv.simd.cpu_features import HAS_AVX512, HAS_SIGNED_BYTE_DOTS
-from localkv.simd.dots import (
+from localkv.simd.integer import (
     MOST_SIGNED,
     dot_of_bfloats,
     dot_of_bytes,
     dot_of_signed_bytes,
+    dot_u8_i8,
+    load_nibbles_from_table,
     rounded_to_bfloats,
 )
-from localkv.simd.functions import exp2, tanh
-from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
 from localkv.simd.memory import (
     get_i64s,
     load_bf16,
@@ -57,8 +59,7 @@ from localkv.simd.quads import (
     load_quads_of_nibbles,
     load_two_quads,
 )
-from localkv.simd.shuffle import add_turned_rows, turn_rows
-from localkv.simd.tables import gather_of_64
+from localkv.simd.shuffle import add_turned_rows, gather_of_64, turn_rows
 from localkv.simd.vector import (
     F32x16,
     I32x16,

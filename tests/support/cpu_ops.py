@@ -12,12 +12,12 @@ from localkv.kernels import moe
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.layers import chains
 from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.cpu.store import rotate, store_kv
+from localkv.kernels.cpu.store import store_kv
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.torch_edge import numpy_of, torch_of, with_tensors
 
-rotate_cpu = with_tensors(rotate.rotate_cpu)
+rotate_cpu = with_tensors(store_kv.rotate_cpu)
 store_kv_cpu = with_tensors(store_kv.store_kv_cpu)
 norm_cpu = with_tensors(chains.norm_cpu)
 activate_cpu = with_tensors(chains.activate_cpu)

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import torch
 
-from localkv.kernels.cpu.linear.jobs import ROUNDED_ROWS
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import LAYOUTS, ROUNDED_ROWS
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.cpu.panel_layout import (

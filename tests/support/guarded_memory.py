@@ -30,7 +30,7 @@ from localkv.kernels.cpu.layers import program as tokens
 from localkv.kernels.cpu.linear import arena, late_panels
 from localkv.kernels.cpu.linear import products as linear
 from localkv.kernels.cpu.runtime import chain
-from localkv.kernels.cpu.store import rotate, store_kv
+from localkv.kernels.cpu.store import store_kv
 
 PAGE = mmap.PAGESIZE
 PATTERN, POISON = 0xA5, 0xFF
@@ -156,7 +156,7 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
                 items[Job._fields.index(name)] = data.ctypes.data
         kernels.run_worker(kernels.worker_of(template), int(items.ctypes.data), threads)
 
-    for module in (attention, late_panels, rotate):
+    for module in (attention, late_panels, store_kv):
         yield patch.object(module, "run", run)
 
     def table(self: plan.Table, items: np.ndarray) -> None:
@@ -196,7 +196,6 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
     for module in (
         attention,
         linear,
-        rotate,
         chains,
         recurrent,
         layer,

@@ -15,45 +15,75 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ModelSpec, ShortConvSpec
 from localkv.cache.arrays import Array
+from localkv.cache.ladder import stores_rows
+from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend, Method, Methods
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.compose import compose
-from localkv.kernels.cpu.addresses import address
-from localkv.kernels.cpu.arrays import NumpyArrays
-from localkv.kernels.cpu.attention.kernels import cache_decoder
-from localkv.kernels.cpu.attention.latent_attention import LatentAttention
+from localkv.kernels.cpu.arrays import NumpyArrays, address
+from localkv.kernels.cpu.attention.kernels import (
+    cache_decoder,
+    decode_k_source,
+    decode_v_source,
+    rows_per_tile,
+    runs_in_blocks,
+    score_source,
+    weigh_source,
+)
+from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_source
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.jit.compile_ahead import OnKernel, compiling_ahead
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored
-from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
-from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.layers.chains import MANY_VALUES, activate_cpu, apply_rope_cpu, norm_cpu
+from localkv.kernels.cpu.jit.specialize import OnKernel, compiling_ahead, specialized
+from localkv.kernels.cpu.layers.chains import (
+    ACTIVATIONS,
+    MANY_VALUES,
+    RESIDUALS,
+    ROW_STEPS,
+    activate_cpu,
+    activate_source,
+    apply_rope_cpu,
+    has_common_kernel,
+    norm_cpu,
+)
+from localkv.kernels.cpu.layers.latents import LATENT_STEPS
 from localkv.kernels.cpu.layers.layer import CpuLayer
 from localkv.kernels.cpu.layers.program import TokenPrograms
-from localkv.kernels.cpu.linear.embedding import Embedding
-from localkv.kernels.cpu.linear.late_panels import TOKENS_TO_LAY, LateTensor
-from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
-from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.cpu.moe.experts import experts_run
+from localkv.kernels.cpu.linear.embedding import Embedding, embedding_source
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS, PANEL_FORMAT_NAMES
+from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS, TOKENS_TO_LAY, LateTensor
+from localkv.kernels.cpu.linear.matrices import (
+    InPlaceTensor,
+    PanelTensor,
+    RowTensor,
+    product_sources,
+)
+from localkv.kernels.cpu.linear.products import CpuProducts, head_source
+from localkv.kernels.cpu.moe.experts import expert_sources, experts_run
+from localkv.kernels.cpu.recurrent.steps import recurrent_sources
 from localkv.kernels.cpu.runtime.chain import Scratch
-from localkv.kernels.cpu.runtime.thread_pool import run_worker
-from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import store_groups_cpu, store_kv_cpu
+from localkv.kernels.cpu.runtime.thread_pool import HELPERS, run_worker
+from localkv.kernels.cpu.store.store_kv import (
+    group_source,
+    rotate_cpu,
+    store_groups_cpu,
+    store_kv_cpu,
+    store_source,
+)
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits
 from localkv.kernels.layer_weights import MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
+from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.simd.cpu_features import byte_dots, vector_width
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES, byte_dots, vector_width
 from localkv.system.threads import n_threads
 from localkv.system.turns import Turns
 
-ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
+ACTIVATION_KIND = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
 
 
 def product_method(weight: PackedTensor) -> Method:
@@ -61,11 +91,11 @@ def product_method(weight: PackedTensor) -> Method:
     match weight:
         case LateTensor(reads_rows=True):
             made = f"packed panels, made with the first {TOKENS_TO_LAY} tokens or a second prompt"
-            return Method(f"{made}, {ACTIVATIONS}")
+            return Method(f"{made}, {ACTIVATION_KIND}")
         case PanelTensor() | LateTensor():
-            return Method(f"packed panels, {ACTIVATIONS}")
+            return Method(f"packed panels, {ACTIVATION_KIND}")
         case InPlaceTensor():
-            return Method(f"packed as in the file, {ACTIVATIONS}")
+            return Method(f"packed as in the file, {ACTIVATION_KIND}")
         case RowTensor(halves_activations=True):
             return Method("rows as in the file, activations rounded to fp16")
         case RowTensor() if weight.packing is not None:
@@ -225,6 +255,91 @@ def cpu_backend() -> Backend:
         kept_sums=kept_sums_cpu,
         **layer.operations(),
     )
+
+
+def needed_kernels(
+    embedding_type: str, matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
+) -> tuple[list[KernelSource], list[KernelSource]]:
+    """List the kernels of a first prompt, in the order of their use, and of what follows.
+
+    A kernel that only some layers need may be missing, so this says what to compile ahead, not what
+    there has to be.
+
+    Args:
+        embedding_type: name of the weight format of the embedding.
+        matrix_types: names of the weight formats of matrices.
+    """
+    names = sorted(set(matrix_types))
+    sources: list[KernelSource | None] = [HELPERS]
+    generated: list[KernelSource | None] = [embedding_source(embedding_type)]
+    if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
+        sources.append(LATE_PRODUCTS)
+        generated.append(KernelSource("linear/fill"))
+    sources += [source for name in names for source in product_sources(name)]
+    sources.append(ACTIVATIONS)
+    sources += _block_sources(config)
+    for group in typed_groups(cache, config.groups):
+        heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
+        segments = cache_segments(cache, group)
+        if len(segments) > 1:
+            sources.append(ROW_STEPS)
+        if group.is_latent:
+            sources += [LATENT_STEPS, *map(head_source, names)]
+            sources += [latents_source(n_heads) for n_heads in sorted(heads)]
+            for segment in segments:
+                sources += _cache_sources(segment)
+            continue
+        rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
+        for segment in segments:
+            sources += _cache_sources(segment)
+            for n in rows:
+                generated.append(score_source(segment.type_k, n))
+                generated.append(weigh_source(segment.type_v, n))
+            if runs_in_blocks(segment.type_k, segment.type_v):
+                generated.append(KernelSource("attention/many"))
+    if any(not group.is_latent for group in config.groups):
+        sources.append(KernelSource("attention/prefill"))
+        generated.append(KernelSource("attention/decode"))
+    return _each_once(sources), _each_once(generated)
+
+
+def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
+    """The kernels of steps between products that only some models have."""
+    for layer in config.kinds:
+        gated = isinstance(layer.mixer, AttentionSpec) and layer.mixer.gated
+        if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
+            yield RESIDUALS
+        sinks = isinstance(layer.mixer, AttentionSpec) and layer.mixer.sinks
+        if sinks or layer.output_scale:
+            yield ROW_STEPS
+        if layer.mlp is not None and not has_common_kernel(layer.mlp):
+            yield activate_source(layer.mlp)
+        if layer.moe is not None:
+            yield from expert_sources(layer.moe)
+            if layer.mlp is not None:
+                yield RESIDUALS
+        for mixer in (layer.mixer, layer.beside):
+            if isinstance(mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec)):
+                yield from recurrent_sources(mixer)
+
+
+def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:
+    return list(dict.fromkeys(source for source in sources if source is not None))
+
+
+def _cache_sources(segment: SegmentSpec) -> Iterator[KernelSource | None]:
+    """What stores the rows of a segment, and reads them for a prompt."""
+    fmt_k, fmt_v = FORMATS[segment.type_k], FORMATS[segment.type_v]
+    if segment.tail is None and not stores_rows(segment.type_k, segment.type_v):
+        pass  # full pages of a ladder
+    elif segment.stores_at_once:
+        yield from (store_source(fmt_k), store_source(fmt_v))
+    else:
+        yield from (group_source(fmt_k, "k"), group_source(fmt_v, "v"))
+    if segment.rotation_k or segment.rotation_v:
+        yield KernelSource("store/rotate_rows")
+    yield decode_k_source(segment.type_k)
+    yield decode_v_source(segment.type_v)
 
 
 @contextmanager

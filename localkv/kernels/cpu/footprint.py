@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.kernels.cpu.attention.latent_jobs import most_latent_floats
+from localkv.kernels.cpu.attention.jobs import most_latent_floats
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     MOST_TILE_ROWS,
@@ -14,7 +14,7 @@ from localkv.kernels.cpu.attention.sizes import (
     part_result,
     row_scratch,
 )
-from localkv.kernels.cpu.linear.layouts import (
+from localkv.kernels.cpu.linear.jobs import (
     IN_PLACE_FORMAT_NAMES,
     MADE_BYTES,
     PANEL_FORMAT_NAMES,

@@ -14,7 +14,7 @@ from localkv.quant_formats.shared.cpu.grid_codes import (
 from localkv.quant_formats.shared.cpu.panel_codes import Record
 from localkv.quant_formats.shared.grids import IQ1
 from localkv.simd.memory import half_bits_to_float
-from localkv.simd.tables import fields, widened
+from localkv.simd.shuffle import fields, widened
 from localkv.simd.vector import constant, i16, i32
 
 KIND = GridCodes(

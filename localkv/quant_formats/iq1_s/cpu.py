@@ -13,7 +13,7 @@ from localkv.quant_formats.shared.cpu.grid_codes import (
 )
 from localkv.quant_formats.shared.cpu.panel_codes import Record
 from localkv.quant_formats.shared.grids import IQ1
-from localkv.simd.tables import fields, widened
+from localkv.simd.shuffle import fields, widened
 from localkv.simd.vector import constant, i32
 
 KIND = GridCodes(IQ1, zero=9, factor=8, shift=1, flag_bits=(15,) * 32)

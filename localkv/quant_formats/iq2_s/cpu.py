@@ -13,7 +13,7 @@ from localkv.quant_formats.shared.cpu.grid_codes import (
 )
 from localkv.quant_formats.shared.cpu.panel_codes import Record
 from localkv.quant_formats.shared.grids import IQ2_S
-from localkv.simd.tables import fields, widened
+from localkv.simd.shuffle import fields, widened
 
 KIND = GridCodes(IQ2_S, zero=43, halves=True)
 

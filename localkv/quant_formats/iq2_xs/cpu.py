@@ -14,7 +14,7 @@ from localkv.quant_formats.shared.cpu.grid_codes import (
 )
 from localkv.quant_formats.shared.cpu.panel_codes import Record
 from localkv.quant_formats.shared.grids import IQ2_XS
-from localkv.simd.tables import split_bytes
+from localkv.simd.shuffle import split_bytes
 
 KIND = GridCodes(IQ2_XS, zero=43, halves=True)
 

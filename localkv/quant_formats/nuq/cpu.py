@@ -78,7 +78,7 @@ from localkv.simd.quads import (
     or_bits,
     pair_tables,
 )
-from localkv.simd.tables import look_up_f32
+from localkv.simd.shuffle import look_up_f32
 
 OFFSET = 128
 STEPS = np.float32(LARGEST_NUMBER)

@@ -9,7 +9,7 @@ from llvmlite import ir
 from localkv.quant_formats.shared.cpu.panel_codes import PanelFormat, Record, masked, record_scale
 from localkv.quant_formats.tq1_0 import LAYOUT
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
-from localkv.simd.tables import index_masks, look_up
+from localkv.simd.shuffle import index_masks, look_up
 from localkv.simd.vector import i16, i32, lanes_of
 
 PAIRS = lanes_of(i16, 32)

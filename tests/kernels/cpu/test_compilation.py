@@ -20,7 +20,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 from numba.core.bytecode import FunctionIdentity
 
-from localkv.kernels.cpu.jit import compile_ahead, kernel_folder, kernel_source, machine_code
+from localkv.kernels.cpu.jit import kernel_folder, kernel_source, machine_code, specialize
 from localkv.kernels.cpu.jit.compiler import compile_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored, stored
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -201,19 +201,19 @@ def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(specialize, "FEWEST", 1)
     monkeypatch.setattr(KernelSource, "compile", no_compiler)
     said = list[tuple[int, int]]()
     on_kernel = lambda done, total: said.append((done, total))  # noqa: E731
-    with compile_ahead.compiling_ahead(SOURCES, n_cores=2, on_kernel=on_kernel):
-        helpers = compile_ahead._current
+    with specialize.compiling_ahead(SOURCES, n_cores=2, on_kernel=on_kernel):
+        helpers = specialize._current
         assert helpers is not None
         for thread in helpers.threads:
             thread.join(timeout=100)
         assert helpers.pending == []
         assert all(specialized(source)["decode_tile"] for source in SOURCES)
     assert all(is_stored(source) for source in SOURCES)
-    assert compile_ahead._current is None
+    assert specialize._current is None
     assert said == [(0, 2), (2, 2)]
     assert all(process.returncode is not None for process in helpers.processes)
 
@@ -223,37 +223,37 @@ def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_helper_that_works_kernels_are_compiled_here(
     monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
-    monkeypatch.setattr(compile_ahead, "child_command", lambda _: [sys.executable, "-c", program])
-    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+    monkeypatch.setattr(specialize, "FEWEST", 1)
+    monkeypatch.setattr(specialize, "child_command", lambda _: [sys.executable, "-c", program])
+    with specialize.compiling_ahead(SOURCES, n_cores=2):
         assert all(specialized(source)["decode_tile"] for source in SOURCES)
 
 
 @pytest.mark.usefixtures("folder")
 def test_helpers_go_on_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is needed later keeps nobody in it, and is compiled in order."""
-    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(specialize, "FEWEST", 1)
     first, *later = (*SOURCES, KernelSource("store/rotate_rows"))
-    with compile_ahead.compiling_ahead([first], later, n_cores=2):
+    with specialize.compiling_ahead([first], later, n_cores=2):
         specialized(first)
-    helpers = compile_ahead._current
+    helpers = specialize._current
     assert helpers is not None
     monkeypatch.setattr(KernelSource, "compile", no_compiler)
     helpers.threads[0].join(timeout=100)
     assert all(is_stored(source) for source in later)
-    assert compile_ahead._current is None
+    assert specialize._current is None
     assert helpers.processes[0].returncode is not None
 
 
 @pytest.mark.usefixtures("folder")
 def test_helpers_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
-    with compile_ahead.compiling_ahead(SOURCES[:1], [KernelSource("attention/decode")], n_cores=2):
+    monkeypatch.setattr(specialize, "FEWEST", 1)
+    with specialize.compiling_ahead(SOURCES[:1], [KernelSource("attention/decode")], n_cores=2):
         specialized(SOURCES[0])
-    helpers = compile_ahead._current
+    helpers = specialize._current
     assert helpers is not None
     helpers.close()
-    assert compile_ahead._current is None
+    assert specialize._current is None
     assert helpers.processes[0].returncode is not None
 
 
@@ -265,7 +265,7 @@ def test_whoever_waits_is_told() -> None:
     said = list[tuple[int, int]]()
     for _ in range(2):
         on_kernel = lambda done, total: said.append((done, total))  # noqa: E731
-        with compile_ahead.compiling_ahead([*SOURCES, other], n_cores=1, on_kernel=on_kernel):
+        with specialize.compiling_ahead([*SOURCES, other], n_cores=1, on_kernel=on_kernel):
             for source in (*SOURCES, other):
                 specialized.cache_clear()
                 specialized(source)
@@ -274,9 +274,9 @@ def test_whoever_waits_is_told() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_without_processes_kernels_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
-    monkeypatch.setattr(compile_ahead, "child_command", lambda _: ["/no/such/program"])
-    with compile_ahead.compiling_ahead(SOURCES, n_cores=3):
+    monkeypatch.setattr(specialize, "FEWEST", 1)
+    monkeypatch.setattr(specialize, "child_command", lambda _: ["/no/such/program"])
+    with specialize.compiling_ahead(SOURCES, n_cores=3):
         assert all(specialized(source)["decode_tile"] for source in SOURCES)
 
 
@@ -353,9 +353,9 @@ def test_of_too_many_kernels_the_longest_unused_go(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_few_kernels_need_no_helper() -> None:
-    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
-        assert compile_ahead._current is not None
-        assert compile_ahead._current.processes == []
+    with specialize.compiling_ahead(SOURCES, n_cores=2):
+        assert specialize._current is not None
+        assert specialize._current.processes == []
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ import time
 from localkv import LLM
 from localkv.kernels.cpu import cpu_backend
 from localkv.kernels.cpu.jit import specialize
-from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
+from localkv.kernels.cpu.cpu_backend import needed_kernels
 ahead = cpu_backend.compiling_ahead
 @contextlib.contextmanager
 def always_warm_up(*sources, **options):

@@ -23,7 +23,7 @@ from localkv.kernels.cpu.attention.queries import (
     START,
     split_queries,
 )
-from localkv.kernels.cpu.attention.weigh_digits import ERROR_BOUND as WEIGHT_ERROR_BOUND
+from localkv.kernels.cpu.attention.readers import ERROR_BOUND as WEIGHT_ERROR_BOUND
 from localkv.kernels.reference.torch_arrays import decode, encode
 from localkv.quant_formats import TOKEN_FORMATS
 from localkv.quant_formats.shared.codebooks import NORMAL, table_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localkv.kernels.cpu.linear.embedding import Embedding
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import LAYOUTS
 from support.quick import quick
 from support.random_packed import random_packed
 

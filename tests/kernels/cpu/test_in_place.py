@@ -13,8 +13,7 @@ import pytest
 import torch
 from numba import njit
 
-from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS, LAYOUTS
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor
 from localkv.kernels.cpu.linear.panels import make_panel
 from localkv.kernels.layer_weights import Linear

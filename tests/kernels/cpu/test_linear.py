@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from localkv.arch.spec import MoeSpec
-from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS, LAYOUTS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.reference.backend import moe_mlp

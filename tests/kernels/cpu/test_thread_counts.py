@@ -20,7 +20,7 @@ from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.layers import chains
 from localkv.kernels.cpu.linear import matrices, products
-from localkv.kernels.cpu.store import rotate, store_kv
+from localkv.kernels.cpu.store import store_kv
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import load_model
@@ -59,7 +59,7 @@ def _nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chains, "MANY_VALUES", 0)
     monkeypatch.setattr(matrices, "FEW_PARTS", 0)
     monkeypatch.setattr(products, "LEAST_BYTES", 1)
-    monkeypatch.setattr(rotate, "MANY_VALUES", 0)
+    monkeypatch.setattr(store_kv, "MANY_VALUES", 0)
     monkeypatch.setattr(store_kv, "MANY_ROWS", 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from localkv.kernels.cpu.jit.helper_state import FEWER, HELD, SPINS, UNTIL, WINDOW
 from localkv.kernels.cpu.runtime.thread_pool import PATIENCE_NS, SPIN_NS, ThreadPool
-from localkv.simd.futex import HAS_FUTEX
+from localkv.simd.cpu_features import HAS_FUTEX
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not HAS_FUTEX, reason="threads are Numba's")

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from localkv.kernels.cpu.linear.jobs import LAYOUTS, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.late_panels import LateTensor
-from localkv.kernels.cpu.linear.layouts import LAYOUTS, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.layer_weights import Linear

@@ -14,21 +14,20 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import OF_HEAD, PLANE, Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
-    gather_queries,
-    put_output,
-    row_index,
-    softcap_of,
-    split_queries,
-)
-from localkv.kernels.cpu.attention.regions import (
     end_visible,
     first_visible,
+    gather_queries,
+    put_output,
     read_chunk,
     read_sequence,
     region,
     regions,
+    row_index,
     rows_seen,
+    softcap_of,
+    split_queries,
 )
+from localkv.kernels.cpu.attention.readers import CHUNK
 from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import (
     START,
@@ -40,10 +39,9 @@ from localkv.kernels.cpu.attention.softmax import (
     row_sum,
     soften,
 )
-from localkv.kernels.cpu.attention.weigh_digits import CHUNK
 from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     call_address,
     get_f32,

@@ -14,17 +14,12 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.bounds import BoundsError, check_segment
-from localkv.kernels.cpu.addresses import Floats, address
-from localkv.kernels.cpu.attention.jobs import TILE_ROWS
-from localkv.kernels.cpu.attention.kernels import (
-    cache_decoder,
-    decode_k_kernel,
-    decode_v_kernel,
-)
-from localkv.kernels.cpu.attention.latent_jobs import (
-    BLOCK_ITEMS,
+from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.attention.jobs import (
+    LATENT_BLOCK_ITEMS,
     LATENT_ROWS,
     PIECE_ITEMS,
+    TILE_ROWS,
     LatentBlock,
     LatentJob,
     LatentPiece,
@@ -35,6 +30,11 @@ from localkv.kernels.cpu.attention.latent_jobs import (
     padded_rows,
     part_floats,
     rows_of_tile,
+)
+from localkv.kernels.cpu.attention.kernels import (
+    cache_decoder,
+    decode_k_kernel,
+    decode_v_kernel,
 )
 from localkv.kernels.cpu.attention.packed_attention import (
     MANY_PLANS,
@@ -54,7 +54,7 @@ from localkv.kernels.cpu.attention.plan import (
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
 
@@ -110,7 +110,10 @@ class _Launch:
     def tables(self, n_tokens: int, n_heads: int) -> LatentLaunch:
         sizes = {"n_tokens": n_tokens, "n_heads": n_heads, "n_parts": self.n_parts}
         check_blocks(self.blocks, self.pieces, **sizes)
-        blocks, pieces = table_of(self.blocks, BLOCK_ITEMS), table_of(self.pieces, PIECE_ITEMS)
+        blocks, pieces = (
+            table_of(self.blocks, LATENT_BLOCK_ITEMS),
+            table_of(self.pieces, PIECE_ITEMS),
+        )
         return LatentLaunch(blocks, pieces, self.n_parts)
 
 

@@ -13,17 +13,17 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.jobs import TILE_VECTORS
-from localkv.kernels.cpu.attention.latent_jobs import (
-    SOFTCAP,
-    SOFTMAX_SCALE,
+from localkv.kernels.cpu.attention.jobs import (
+    LATENT_SOFTCAP,
+    LATENT_SOFTMAX_SCALE,
+    TILE_VECTORS,
     LatentBlock,
     LatentJob,
     LatentPiece,
     latent_scratch,
     part_floats,
 )
-from localkv.kernels.cpu.attention.regions import regions
+from localkv.kernels.cpu.attention.queries import regions
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.attention.softmax import (
     ONE,
@@ -39,8 +39,8 @@ from localkv.kernels.cpu.attention.softmax import (
 )
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, mul, zero_f32
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count, Float
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     call_address,
     get_f32,
@@ -73,7 +73,10 @@ read_job, read_block, read_piece = reader(LatentJob), reader(LatentBlock), reade
 @njit
 def gather_queries(address: Address, job: LatentJob, block: LatentBlock, q: Address) -> None:
     """q [n_rows, latent_dim + rope_dim]: scaled rows of the block, zeros after them."""
-    scale, softcap = get_f32(address, SOFTMAX_SCALE * 2), get_f32(address, SOFTCAP * 2)
+    scale, softcap = (
+        get_f32(address, LATENT_SOFTMAX_SCALE * 2),
+        get_f32(address, LATENT_SOFTCAP * 2),
+    )
     factor = f32x16(query_factor(scale, softcap))
     width = job.latent_dim + job.rope_dim
     first = block.token * job.n_heads + block.head
@@ -159,7 +162,7 @@ def attend_part(
     """One part: its sums, references and totals, in its result or, of one, in the output."""
     latent_dim, rope_dim, n_rows = job.latent_dim, job.rope_dim, job.n_rows
     width = latent_dim + rope_dim
-    softcap = get_f32(address, SOFTCAP * 2)
+    softcap = get_f32(address, LATENT_SOFTCAP * 2)
     at = latent_scratch(n_rows, TILE_ROWS, latent_dim, rope_dim)
     q, out = scratch + at.q * 4, scratch + at.out * 4
     k, v, rotated = scratch + at.k * 4, scratch + at.v * 4, scratch + at.rotated * 4

@@ -22,18 +22,16 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import TILE_ROWS, TILE_VECTORS, Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
-    gather_queries,
-    put_output,
-    row_index,
-    softcap_of,
-)
-from localkv.kernels.cpu.attention.regions import (
     end_visible,
     first_visible,
+    gather_queries,
+    put_output,
     read_chunk,
     read_sequence,
     regions,
+    row_index,
     rows_seen,
+    softcap_of,
 )
 from localkv.kernels.cpu.attention.sizes import TILE, part_result, run_block_scratch
 from localkv.kernels.cpu.attention.softmax import (
@@ -47,8 +45,8 @@ from localkv.kernels.cpu.attention.softmax import (
     soften,
 )
 from localkv.simd.arithmetic import add, f32x16, mul
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     call_address,
     get_f32,

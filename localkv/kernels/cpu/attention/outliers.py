@@ -13,9 +13,9 @@ from numba import njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.quant_formats.nuq import PAIR
 from localkv.simd.arithmetic import fma, i32x16, zero_f32
+from localkv.simd.cpu_features import LANES
 from localkv.simd.integer import and_i32
 from localkv.simd.kinds import Address, Count, Vectors
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     broadcast_f16,
     get_f32,
@@ -26,8 +26,7 @@ from localkv.simd.memory import (
     put_f32,
     store_f32,
 )
-from localkv.simd.shuffle import add_turned_rows, turn_rows
-from localkv.simd.tables import gather_of_64
+from localkv.simd.shuffle import add_turned_rows, gather_of_64, turn_rows
 
 BLOCKS = 2
 

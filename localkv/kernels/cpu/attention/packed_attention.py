@@ -21,7 +21,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.bounds import BoundsError, check_segment
-from localkv.kernels.cpu.addresses import Floats, address
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.jobs import PLANE, TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
@@ -52,7 +52,7 @@ from localkv.kernels.cpu.attention.sizes import (
     run_block_scratch,
 )
 from localkv.quant_formats.base import QuantFormat
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
 LINE = 64

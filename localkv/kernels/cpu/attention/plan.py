@@ -23,7 +23,7 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.bounds import BoundsError, check_ids, check_tables
-from localkv.kernels.cpu.addresses import address
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.attention.jobs import (
     BLOCK_ITEMS,
     CHUNK_ITEMS,

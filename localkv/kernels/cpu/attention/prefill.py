@@ -13,16 +13,19 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import TILE_ROWS, TILE_VECTORS, Job
 from localkv.kernels.cpu.attention.queries import (
+    end_visible,
+    first_visible,
     gather_queries,
     put_output,
+    read_block,
+    regions,
     row_index,
     softcap_of,
 )
-from localkv.kernels.cpu.attention.regions import end_visible, first_visible, read_block, regions
 from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import call_address, get_f32, get_i64, reader, take_next
 from localkv.simd.vector import (
     fma_grid,

@@ -25,12 +25,11 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats, address
-from localkv.kernels.cpu.attention.jobs import Job
+from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.attention.jobs import Job, LatentJob
 from localkv.kernels.cpu.attention.jobs import Sequence as SequenceJob
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_worker
-from localkv.kernels.cpu.attention.latent_jobs import LatentJob
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch, Plan, Table
 from localkv.kernels.cpu.runtime.chain import Chain

@@ -42,8 +42,8 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_logits
+from localkv.kernels.cpu.attention.readers import fetch_next
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import f32x16

@@ -9,7 +9,7 @@ has no scale, and the minima add one number for all tokens. Codes lie as in type
 are tokens (`attention/score.py`).
 
 Where the CPU has 8-bit dot products, products of q and d become 16-bit integers with one scale for
-all channels (`attention/channel_digits.py`), so that a logit's products are summed exactly.
+all channels (`attention/readers.py`), so that a logit's products are summed exactly.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.channel_digits import (
+from localkv.kernels.cpu.attention.readers import (
     AT_SCALE,
     CHANNEL_DIGITS,
-    FACTOR,
+    CHANNEL_FACTOR,
+    CHANNEL_SCALE,
+    CHANNEL_START,
+    CHANNEL_SUMS,
     ONE,
-    SCALE,
-    START,
-    SUMS,
+    fetch_next,
     put_factors,
     put_starts,
 )
-from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import f32x16, zero_f32
-from localkv.simd.digit_rows import (
+from localkv.simd.cpu_features import LANES
+from localkv.simd.kinds import Address, Addresses, Count, Vectors
+from localkv.simd.memory import load_f16
+from localkv.simd.quads import DIGITS as N_DIGITS
+from localkv.simd.quads import (
+    QUAD,
+    add_digits,
+    dot_digits,
     larger_products,
     put_float_sums,
     put_largest,
     put_sums,
     split_products,
+    start_digits,
     zeros_i32,
 )
-from localkv.simd.kinds import Address, Addresses, Count, Vectors
-from localkv.simd.lanes import LANES
-from localkv.simd.memory import load_f16
-from localkv.simd.quads import DIGITS as N_DIGITS
-from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.vector import (
     MOST_SUMS,
     add_each,
@@ -94,7 +97,7 @@ def scale_queries(out: Address, q: Address, planes: Addresses, first: int, head_
     """A tile's rows of q times the channels' scales, and their sums with the minima.
 
     Args:
-        out: ROWS rows as `attention/channel_digits.py` has them, of digits or with floats in their
+        out: ROWS rows as `attention/readers.py` has them, of digits or with floats in their
             place.
         first: the group's first item of a plane of scales.
     """
@@ -109,19 +112,19 @@ def scale_queries(out: Address, q: Address, planes: Addresses, first: int, head_
         if AFFINE:
             m = load_f16(planes[1], first + c)
             shifts = fma_each(shifts, load_tuple(q, c, head_dim, ROWS), (m,))
-    put_float_sums(out, SUMS, CHANNEL_ROW, shifts)
+    put_float_sums(out, CHANNEL_SUMS, CHANNEL_ROW, shifts)
     if not DIGITS:
         return
-    put_largest(out, SCALE, CHANNEL_ROW, largest)
+    put_largest(out, CHANNEL_SCALE, CHANNEL_ROW, largest)
     put_factors(out, ROWS)
     sums = zeros_i32(ROWS)
     for c in range(0, head_dim, BLOCK):
         d = load_f16(planes[0], first + c), load_f16(planes[0], first + c + LANES)
         sums = split_products(
-            sums, q, c, head_dim, d, out, c // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, FACTOR
+            sums, q, c, head_dim, d, out, c // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, CHANNEL_FACTOR
         )
     if OFFSET:
-        put_sums(out, START, CHANNEL_ROW, sums)
+        put_sums(out, CHANNEL_START, CHANNEL_ROW, sums)
         put_starts(out, ROWS, 0, OFFSET)
 
 
@@ -170,7 +173,7 @@ def add_shifts(sums: Any, q: Address, at: int) -> Vectors:
     """The sums of products as floats, and the sums with the minima."""
     total = zeros_f32(TOTALS)
     if AFFINE:
-        total = fma_grid(total, ones(), q, at + SUMS, 0, CHANNEL_ROW)
+        total = fma_grid(total, ones(), q, at + CHANNEL_SUMS, 0, CHANNEL_ROW)
     if DIGITS:
         return add_digits(total, sums, ones(), q, at + AT_SCALE, CHANNEL_ROW, CHANNEL_DIGITS)
     return add_each(total, add_each(sums[0], sums[1]))

@@ -28,7 +28,7 @@ LANES = 16
 MOST_CHANNELS = 512
 """Channels of a head, at most, in types with scales by channel."""
 CHANNEL_ROW = MOST_CHANNELS + 2 * LANES
-"""Words of a row of factors of such types (`attention/channel_digits.py`)."""
+"""Words of a row of factors of such types (`attention/readers.py`)."""
 
 
 PAIR = 64

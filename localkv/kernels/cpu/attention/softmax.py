@@ -15,6 +15,7 @@ from numba import njit
 from localkv.simd.arithmetic import (
     add,
     any_above,
+    exp2,
     f32x16,
     fma,
     lanes_below,
@@ -23,11 +24,11 @@ from localkv.simd.arithmetic import (
     mul,
     select,
     sum_lanes,
+    tanh,
     zero_f32,
 )
-from localkv.simd.functions import exp2, tanh
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Float
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
 
 HIDDEN = np.float32(-1e30)

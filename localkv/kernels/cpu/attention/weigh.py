@@ -5,7 +5,7 @@ vector's lanes are channels; scales lie in groups of 16 tokens, and are multipli
 first, so that the loop over tokens has none.
 
 Where the CPU has 8-bit dot products, types of integers are read as codes, four tokens at a time:
-weights times scales become 16-bit integers (`attention/weigh_digits.py`), and a page's products are
+weights times scales become 16-bit integers (`attention/readers.py`), and a page's products are
 summed exactly.
 """
 
@@ -17,16 +17,22 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.fetch import Ahead, Lines, fetch_next, share_of, without
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_output
-from localkv.kernels.cpu.attention.weigh_digits import ONE, split_weights
+from localkv.kernels.cpu.attention.readers import (
+    ONE,
+    Ahead,
+    Lines,
+    fetch_next,
+    share_of,
+    split_weights,
+    without,
+)
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import KV_FORMATS
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
-from localkv.simd.digit_rows import zeros_i32
 from localkv.simd.kinds import Address, Addresses, Count
 from localkv.simd.memory import load_f16, load_f32, store_f32
-from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_digits
+from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_digits, zeros_i32
 from localkv.simd.vector import (
     MOST_SUMS,
     add_each,

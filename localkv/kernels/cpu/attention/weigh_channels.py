@@ -8,7 +8,7 @@ so its weights are summed with the codes first. Codes lie as in types by token, 
 (`attention/weigh.py`), as they are of scales and minima.
 
 Where the CPU has 8-bit dot products, the weights of a page's tokens become 16-bit integers with one
-scale (`attention/channel_digits.py`), so that a group's products are summed exactly. Tokens that a
+scale (`attention/readers.py`), so that a group's products are summed exactly. Tokens that a
 row doesn't see have weights of 0, and so do groups that aren't complete: their scales are not read.
 """
 
@@ -17,35 +17,38 @@ from __future__ import annotations
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.channel_digits import (
+from localkv.kernels.cpu.attention.readers import (
     AT_SCALE,
     CHANNEL_DIGITS,
-    FACTOR,
+    CHANNEL_FACTOR,
+    CHANNEL_SCALE,
+    CHANNEL_START,
+    CHANNEL_SUMS,
     ONE,
-    SCALE,
-    START,
-    SUMS,
+    fetch_next,
     put_factors,
     put_starts,
 )
-from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import f32x16
-from localkv.simd.digit_rows import (
+from localkv.simd.cpu_features import LANES
+from localkv.simd.kinds import Address, Addresses, Count, Vectors
+from localkv.simd.memory import load_f16
+from localkv.simd.quads import DIGITS as N_DIGITS
+from localkv.simd.quads import (
+    QUAD,
+    add_digits,
+    dot_digits,
     larger_products,
     put_float_sums,
     put_largest,
     put_sums,
     split_products,
+    start_digits,
     zeros_i32,
 )
-from localkv.simd.kinds import Address, Addresses, Count, Vectors
-from localkv.simd.lanes import LANES
-from localkv.simd.memory import load_f16
-from localkv.simd.quads import DIGITS as N_DIGITS
-from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.vector import (
     add_each,
     fma_each,
@@ -82,22 +85,31 @@ def split_page(out: Address, p: Address, n_groups: Count) -> None:
     if DIGITS:
         for t in range(0, n_groups * TOKENS, LANES):
             largest = larger_products(largest, p, t, PAGE_TOKENS, one)
-        put_largest(out, SCALE, CHANNEL_ROW, largest)
+        put_largest(out, CHANNEL_SCALE, CHANNEL_ROW, largest)
         put_factors(out, ROWS)
     for group in range(n_groups):
         t = group * TOKENS
         if DIGITS:
             sums, ones = zeros_i32(ROWS), (one, one)
             sums = split_products(
-                sums, p, t, PAGE_TOKENS, ones, out, t // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, FACTOR
+                sums,
+                p,
+                t,
+                PAGE_TOKENS,
+                ones,
+                out,
+                t // QUAD,
+                CHANNEL_ROW,
+                CHANNEL_DIGITS,
+                CHANNEL_FACTOR,
             )
             if OFFSET:
-                put_sums(out, START + group, CHANNEL_ROW, sums)
+                put_sums(out, CHANNEL_START + group, CHANNEL_ROW, sums)
                 put_starts(out, ROWS, group, OFFSET)
         if AFFINE:
             both = load_tuple(p, t, PAGE_TOKENS, ROWS)
             both = add_each(both, load_tuple(p, t + LANES, PAGE_TOKENS, ROWS))
-            put_float_sums(out, SUMS + group, CHANNEL_ROW, both)
+            put_float_sums(out, CHANNEL_SUMS + group, CHANNEL_ROW, both)
 
 
 @njit
@@ -201,5 +213,5 @@ def weigh(
                         total = add_values(total, weights, planes, unit, step, scales, group)
                     if AFFINE:
                         minima = load_scales(plane1, first)
-                        total = fma_grid(total, minima, rows, SUMS + group, 0, CHANNEL_ROW)
+                        total = fma_grid(total, minima, rows, CHANNEL_SUMS + group, 0, CHANNEL_ROW)
                     store_grid(out, at, LANES, head_dim, VECTORS, total)

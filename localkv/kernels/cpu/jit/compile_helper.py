@@ -1,4 +1,4 @@
-"""The process that compiles kernels for another one (see `compile_ahead`).
+"""The process that compiles kernels for another one (see `specialize`).
 
 A request is a line of JSON, [template, parameters]; the answer is the packed machine code, after
 its length in 8 bytes.

@@ -19,7 +19,7 @@ from localkv.kernels.attention import (
 )
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.chains import (
     RESIDUALS,
@@ -38,16 +38,16 @@ from localkv.kernels.cpu.linear.jobs import (
 )
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
-from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import (
     add_store,
     packs_groups,
+    rotate_cpu,
     store_groups_cpu,
     store_kv_cpu,
     stored_rows,
 )
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
 

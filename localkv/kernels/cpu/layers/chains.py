@@ -17,7 +17,7 @@ import numpy as np
 from localkv.arch.spec import Activation, LayerSpec, MlpSpec
 from localkv.kernels.activation import activate, softplus
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats, whole_vectors
+from localkv.kernels.cpu.arrays import Floats, whole_vectors
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.jobs import ActivationJob, GateJob, NormJob, ResidualJob, RopeJob

@@ -16,7 +16,7 @@ from localkv.kernels.attention import Merge, pack_groups, store_rotated
 from localkv.kernels.attention_mixers import SegmentLatents, attend
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.attention import StoredRows, is_stored_at_once
@@ -25,8 +25,7 @@ from localkv.kernels.cpu.linear.jobs import LatentQueriesJob, LatentRowsJob
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import HeadRows, add_head_products, add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place
-from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import add_store, store_groups_cpu, store_kv_cpu
+from localkv.kernels.cpu.store.store_kv import add_store, rotate_cpu, store_groups_cpu, store_kv_cpu
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads

@@ -27,7 +27,7 @@ from localkv.arch.spec import (
 from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.attention_mixers import SegmentLatents
 from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.layers.attention import AttentionLayer
 from localkv.kernels.cpu.layers.chains import LayerChains, adds_at_once, runs
 from localkv.kernels.cpu.layers.latents import LatentLayer
@@ -43,7 +43,7 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 
 
 class ExpertLayer:

@@ -44,7 +44,7 @@ from localkv.kernels.backend import (
     capped_logits,
 )
 from localkv.kernels.bounds import BoundsError, check_slots
-from localkv.kernels.cpu.addresses import Floats, address
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
@@ -77,7 +77,7 @@ from localkv.kernels.cpu.store.jobs import RotateJob
 from localkv.kernels.cpu.store.store_kv import check_groups
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.kernels.rope import NEARBY
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
 

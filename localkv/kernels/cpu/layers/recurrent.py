@@ -13,7 +13,7 @@ from localkv.arch.spec import DeltaNetSpec, LayerSpec, Mamba2Spec, Mixer, ShortC
 from localkv.cache.arrays import Batch, LayerCache, StateRows
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.layers.chains import LayerChains, norm_cpu, runs
 from localkv.kernels.cpu.linear.products import CpuProducts, add_products, with_bias
 from localkv.kernels.cpu.recurrent.steps import RecurrentSteps, has_recurrent_kernel

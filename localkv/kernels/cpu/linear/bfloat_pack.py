@@ -13,7 +13,8 @@ from numba.extending import intrinsic
 from localkv.kernels.cpu.linear.jobs import BFLOAT_BLOCK_BYTES, PART_BLOCKS, PackJob
 from localkv.kernels.cpu.linear.panels import F32X16, as_address, index_of, pointer_at, store_at
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
-from localkv.simd.dots import rounded_to_bfloats
+from localkv.simd.cpu_features import LANES
+from localkv.simd.integer import rounded_to_bfloats
 from localkv.simd.kinds import (
     Address,
     Args,
@@ -26,7 +27,6 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import reader, take_next
 from localkv.simd.vector import call, constant, f32, i32, i64, lanes_of, splat
 

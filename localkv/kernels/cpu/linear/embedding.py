@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import check_array
-from localkv.kernels.cpu.addresses import Floats, address
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.linear.jobs import EmbeddingJob
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import LAYOUTS, EmbeddingJob
 from localkv.kernels.cpu.runtime.thread_pool import worker_call
 from localkv.quant_formats.packed_tensor import PackedTensor
 

@@ -32,8 +32,8 @@ from localkv.simd.arithmetic import (
     sum_lanes,
     zero_f32,
 )
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count, Float
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     get_f32,
     get_i32,

@@ -17,13 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.kernels.cpu.addresses import address
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.arena import Bytes, PanelArena
-from localkv.kernels.cpu.linear.jobs import MAX_TILE, N_LAID, FillJob, LateJob
-from localkv.kernels.cpu.linear.layouts import LAYOUTS, MADE_BYTES, PART_BYTES
+from localkv.kernels.cpu.linear.jobs import (
+    LAYOUTS,
+    MADE_BYTES,
+    MAX_TILE,
+    N_LAID,
+    PART_BYTES,
+    FillJob,
+    LateJob,
+)
 from localkv.kernels.cpu.linear.matrices import (
     CHUNK_PANELS,
     Items,

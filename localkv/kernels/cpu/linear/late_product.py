@@ -11,8 +11,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.jobs import LateJob, MatrixJob, MultiplyJob
-from localkv.kernels.cpu.linear.layouts import PART_BYTES
+from localkv.kernels.cpu.linear.jobs import PART_BYTES, LateJob, MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.panels import lay_panel
 from localkv.kernels.cpu.linear.pieces import find_chunk, put_job, read_matrix
 from localkv.quant_formats.shared.cpu.panel_layout import LANES

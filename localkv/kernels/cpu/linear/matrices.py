@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.kernels.bounds import BoundsError, check_array
-from localkv.kernels.cpu.addresses import address
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.arena import Bytes
@@ -21,13 +21,14 @@ from localkv.kernels.cpu.linear.jobs import (
     BFLOAT_BLOCK_BYTES,
     CHUNK_BYTES,
     CHUNK_ROWS,
+    LAYOUTS,
+    MADE_BYTES,
     MAX_TILE,
     PART_BLOCKS,
     ROUNDED_ROWS,
     TILE_ROWS,
     PackJob,
 )
-from localkv.kernels.cpu.linear.layouts import LAYOUTS, MADE_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES, PanelLayout

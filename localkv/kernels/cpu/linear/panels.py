@@ -1,6 +1,6 @@
 """What the CPU's products with panels multiply: packed activations, panels, rows in the file.
 
-Where CPUs multiply bytes (`simd/dots.py`) activations are rounded to 8 bits, 32 values to a
+Where CPUs multiply bytes (`simd/integer.py`) activations are rounded to 8 bits, 32 values to a
 scale, as ggml does for quantised weights; otherwise they stay float32. They are packed for a tile
 of T tokens, block after block of 32 columns:
 
@@ -30,8 +30,7 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.jobs import ACTIVATION_BLOCK_BYTES
-from localkv.kernels.cpu.linear.layouts import LAYOUTS
+from localkv.kernels.cpu.linear.jobs import ACTIVATION_BLOCK_BYTES, LAYOUTS
 from localkv.kernels.cpu.linear.pieces import read_plane
 from localkv.kernels.cpu.linear.rows import stack_memory
 from localkv.quant_formats.shared.cpu.panel_codes import PanelFormat, panel_format
@@ -45,8 +44,7 @@ from localkv.quant_formats.shared.cpu.panel_layout import (
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.atomic import atomic_load
 from localkv.simd.cpu_features import HAS_BYTE_DOTS, HAS_SIGNED_BYTE_DOTS
-from localkv.simd.dots import dot_of_bytes, dot_of_signed_bytes, flipped
-from localkv.simd.integer import xor_i32
+from localkv.simd.integer import dot_of_bytes, dot_of_signed_bytes, flipped, xor_i32
 from localkv.simd.kinds import (
     Address,
     Args,

@@ -19,20 +19,21 @@ from typing import NamedTuple
 import numpy as np
 
 from localkv.kernels.bounds import BoundsError, check_array
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.arena import PanelArena
 from localkv.kernels.cpu.linear.jobs import (
     ACTIVATION_BLOCK_BYTES,
     IN_PLACE_FORMATS,
+    LAYOUTS,
+    ROW_FORMAT_NAMES,
     TOKENS_AT_ONCE,
     HeadJob,
     MatrixJob,
     MultiplyJob,
 )
 from localkv.kernels.cpu.linear.late_panels import LatePanels, Panels
-from localkv.kernels.cpu.linear.layouts import LAYOUTS, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     KernelTensor,

@@ -23,9 +23,9 @@ from numba.extending import intrinsic
 from localkv.kernels.cpu.linear.jobs import BFLOAT_PAIRS
 from localkv.quant_formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
-from localkv.simd.dots import dot_of_bfloats
+from localkv.simd.cpu_features import LANES
+from localkv.simd.integer import dot_of_bfloats
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import emit_stream_prefetch, on_stack
 from localkv.simd.shuffle import joined
 from localkv.simd.vector import constant, f32, i8, i32, i64, lanes_of, multiply_add

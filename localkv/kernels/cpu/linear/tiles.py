@@ -1,6 +1,6 @@
 """Tiles of the CPU's products with panels: 16 rows x 1 to 8 tokens, as generated code.
 
-Where CPUs multiply bytes (`simd/dots.py`) codes meet activations in 8 bits; otherwise codes
+Where CPUs multiply bytes (`simd/integer.py`) codes meet activations in 8 bits; otherwise codes
 become float32 and meet float32 activations (`linear/panels.py`). Both read a panel's codes
 once per tile of tokens and keep the sums in registers. A token's result does not depend on the
 other tokens of the batch: every tile adds up the same numbers in the same order.
@@ -48,7 +48,7 @@ from localkv.quant_formats.shared.cpu.panel_codes import (
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_DOTS, HAS_VNNI
-from localkv.simd.dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
+from localkv.simd.integer import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.memory import FAR_BYTES, emit_prefetch, emit_stream_prefetch, on_stack
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat

@@ -14,7 +14,7 @@ import numpy as np
 
 from localkv.arch.spec import MlpSpec, MoeSpec
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.chains import LayerChains, activate_source, has_common_kernel
@@ -57,10 +57,10 @@ from localkv.kernels.cpu.moe.jobs import (
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Where
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights, Norm
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
-GROUPING, ROWS = KernelSource("moe/grouping"), KernelSource("moe/rows")
+ROWS = KernelSource("moe/rows")
 FEW_TOKENS = 4
 """Up to this many are routed sooner by one thread than others start."""
 
@@ -156,7 +156,7 @@ def add_routing(
         groups=routing.groups,
         group_of=routing.group_of,
     )
-    chain.add(specialized(GROUPING)["group"], tables, 1)
+    chain.add(specialized(ROWS)["group"], tables, 1)
     return routing
 
 
@@ -405,7 +405,7 @@ def _add_products(
     )
     matrices = itertools.chain(*(matrix for matrix, _, _ in parts))
     steps = itertools.chain(*(step for _, step, _ in parts))
-    workers = specialized(GROUPING)
+    workers = specialized(ROWS)
     chain.add(workers["plan"], (*job, *packed.pack, *multiply, *matrices, *steps), 1)
     if packed.worker:
         run = EachJob(0, routing.groups, packed.worker, jobs, size)
@@ -456,7 +456,7 @@ def experts_run(moe: MoeWeights) -> bool:
 
 def expert_sources(moe: MoeSpec) -> list[KernelSource]:
     """The kernels of routed experts besides those of products."""
-    sources = [route_source(moe), GROUPING, ROWS]
+    sources = [route_source(moe), ROWS]
     return sources if has_common_kernel(moe.expert) else [*sources, activate_source(moe.expert)]
 
 

@@ -15,17 +15,19 @@ from localkv.kernels.cpu.moe.jobs import RouteJob, whole_lines
 from localkv.simd.arithmetic import (
     add,
     div,
+    exp2,
     f32x16,
     fma,
     if_positive,
+    log1p,
     max_lanes,
     maximum,
     mul,
+    sqrt,
     sub,
     sum_lanes,
     zero_f32,
 )
-from localkv.simd.functions import exp2, log1p, sqrt
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     get_f32,

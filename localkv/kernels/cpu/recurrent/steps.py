@@ -9,14 +9,14 @@ import numpy as np
 
 from localkv.arch.spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from localkv.cache.arrays import StateRows
-from localkv.kernels.cpu.addresses import Floats
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.chains import LayerChains
 from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob, OutputJob, ScanJob, vectors_of
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.layer_weights import DeltaNetWeights, Mamba2Weights, ShortConvWeights
-from localkv.simd.lanes import LANES
+from localkv.simd.cpu_features import LANES
 from localkv.system.threads import n_threads
 
 OUTPUT = KernelSource("recurrent/output")

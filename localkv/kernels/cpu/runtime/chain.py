@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.addresses import address
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.runtime.thread_pool import run_rounds, run_steps
 
 LINE = 64

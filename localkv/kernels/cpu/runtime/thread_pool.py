@@ -28,7 +28,7 @@ from localkv.kernels.cpu.jit.helper_state import (
 )
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.simd.futex import HAS_FUTEX
+from localkv.simd.cpu_features import HAS_FUTEX
 from localkv.system.threads import place_helper
 from localkv.system.turns import is_on_stack
 

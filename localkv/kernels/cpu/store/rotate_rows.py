@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import cfunc
 
 from localkv.kernels.cpu.store.jobs import RotateJob
-from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.kernels.cpu.store.pages import rotate_block
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import reader, take_next
 

@@ -13,14 +13,13 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.jobs import GROUP_ITEMS, GroupJob
-from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of
-from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of, rotate_block
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.shared.channel_groups import TOKENS
 from localkv.quant_formats.shared.cpu.rounding import encode_channels
 from localkv.simd.arithmetic import div
+from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Addresses, Count
-from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     broadcast_f32,
     get_f32,

@@ -9,8 +9,7 @@ from numba import cfunc
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.jobs import STORE_ITEMS, StoreJob
-from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of
-from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of, rotate_block
 from localkv.quant_formats import KV_FORMATS
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, reader, take_next

@@ -26,7 +26,7 @@ from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, PanelLayout
 from localkv.quant_formats.shared.grids import Grid
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
 from localkv.simd.kinds import Builder, Value
-from localkv.simd.tables import fields, index_masks, load_entries, look_up
+from localkv.simd.shuffle import fields, index_masks, load_entries, look_up
 from localkv.simd.vector import constant, f32, i32, i64, lanes_of
 
 EVERY_BYTE = 0x01010101
