@@ -1,6 +1,6 @@
 """Causal attention over the packed, paged cache.
 
-Attention runs segment by segment and yields, besides the output, the log-sum-exp of the logits, by
+Attention runs segment by segment and yields the output and the log-sum-exp of the logits, by
 which the segments' outputs are merged. The rows of the batch itself are read from the cache like
 all others, so a prompt gives the same in one chunk as in many.
 
@@ -48,7 +48,7 @@ def merge_segments(parts: list[tuple[Array, Array]], sinks: Array | None = None)
 
 
 Merge = Callable[[list[tuple[Array, Array]], Array | None], Array]
-"""As `merge_segments`."""
+"""A function like `merge_segments`."""
 
 
 def times_scales(x: Array, scale: Array | None) -> Array:
@@ -89,7 +89,7 @@ StoreKV = Callable[[Array, Array, LayerCache, tuple[SegmentBatch, ...]], None]
 """(k, v, cache, its batches) with k, v [tokens, n_kv_heads, head_dim] as they are to be packed."""
 
 PackGroups = Callable[[Segment, Segment, Array], None]
-"""(segment, that of the tails, groups int64 [n, 2]): pack groups of rows of the tails, rotated and
+"""(segment, the tails' segment, groups int64 [n, 2]): pack groups of rows of the tails, rotated and
 scaled by head as the segment wants them; see `SegmentBatch.groups`."""
 
 

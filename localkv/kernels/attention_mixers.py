@@ -69,7 +69,7 @@ def grouped_attention(
     attend: Attend = attend_after_rope,
     stores_turned: bool = True,
 ) -> Array:
-    """As `Backend.mixers` has it.
+    """Mix tokens by attention, as one of `Backend.mixers`.
 
     Args:
         stores_turned: K is stored after RoPE, or else before it, as `attend` expects it.
@@ -158,7 +158,7 @@ def latent_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Array:
-    """As `Backend.mixers` has it."""
+    """Mix tokens by attention, as one of `Backend.mixers`."""
     weights, attn = layer.mixer, spec.mixer
     assert isinstance(weights, LatentAttentionWeights)
     assert isinstance(attn, LatentAttentionSpec)

@@ -189,7 +189,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What layers are given besides x.
+    """What layers are given with x.
 
     Attributes:
         inputs: by `StackLayer.positions`.
@@ -206,7 +206,7 @@ class TokenBatch:
 
 
 RunLayers = Callable[[Array, tuple[StackLayer, ...], TokenBatch], Array | None]
-"""(x [tokens, n_embd], layers, what they are given) -> x behind all layers, the same as they give
+"""(x [tokens, n_embd], layers, what they are given) -> x after all layers, the same as they give
 one by one, or what `logits` makes of that if there is a head; None where the batch is not of a kind
 that is run so."""
 
@@ -217,7 +217,7 @@ class MovedBatch(NamedTuple):
 
     Attributes:
         token_ids: of all sequences, one after the other, as many of each as before.
-        positions: of each token; those of a sequence follow one another.
+        positions: of each token; a sequence's follow one another.
         token_embd, scale: as `Backend.embed` takes them.
         rotations: by `StackLayer.positions`.
         before: the batch of those other tokens, with the logits of all of them.
@@ -234,7 +234,7 @@ class MovedBatch(NamedTuple):
 
 
 RunNext = Callable[[tuple[StackLayer, ...], MovedBatch], Array | None]
-"""(layers, tokens) -> their logits [tokens, n_vocab], the same bits as those of a batch; None
+"""(layers, tokens) -> their logits [tokens, n_vocab], the same bits as a batch gives; None
 unless `before` is the last one of as many tokens that `run_layers` ran with these layers, and what
 that left will do."""
 
@@ -253,7 +253,7 @@ class Guessing(NamedTuple):
     """When tokens are no longer guessed.
 
     Attributes:
-        most: so many are guessed at most.
+        most: how many are guessed at most.
         n_vocab: only the first tokens of the vocabulary are.
         p_min: none that is less probable.
         bounds: ascending probabilities, between levels.
@@ -284,8 +284,7 @@ class Guessed(NamedTuple):
     Attributes:
         tokens: one after the other.
         probabilities: that the model gave them.
-        n_evaluated: of the tokens that were given, all, and of these but the last ones, which no
-            other one was looked for behind.
+        n_evaluated: the given tokens, and the guessed ones after which another one was looked for.
         seconds: that each of those took.
     """
 
@@ -312,14 +311,14 @@ def run_no_guesses(
 
 
 class LatePreparation(Protocol):
-    """Weights that can be used before they are laid out anew, which then happens step by step."""
+    """Weights that can be used before they are laid out, which then happens step by step."""
 
     def prepare(self, weight: PackedTensor, release: Callable[[], None]) -> PackedTensor:
-        """As `Backend.prepare`; `release` is called when the file's rows are not read any more."""
+        """See `Backend.prepare`; `release` is called when the file's rows are not read any more."""
         ...
 
     def begin(self) -> None:
-        """The next evaluation is the first one after loading: the ones behind it lay out some."""
+        """The next evaluation is the first one after loading: the ones after it lay out some."""
         ...
 
     def finish(self) -> None:
@@ -349,7 +348,7 @@ class Backend:
         add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
             tokens, [tokens, P] (`streams.py`).
         run_layers: all layers at once, for the batches for which it has that.
-        run_next: layers and logits of generated tokens like those of a batch before.
+        run_next: layers and logits of generated tokens that differ little from the batch before.
         run_guesses: the most probable tokens that follow such ones, at once.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         late: the same for weights that may be laid out after loading; None if none are.

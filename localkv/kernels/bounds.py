@@ -47,7 +47,7 @@ def check_segment(
     """K and V have the planes of their types, all of as many pages and KV heads.
 
     Args:
-        value_dim: channels of V, if not those of K.
+        value_dim: channels of V, if K has another number.
         pages_apart: the kernel takes planes whose pages are not one after the other.
     """
     pages_and_heads = segment.k[0].shape[:2]
@@ -85,7 +85,7 @@ def check_tables(rows: SegmentBatch, batch: Batch) -> None:
 
 
 def check_slots(rows: SegmentBatch, n_tokens: int, n_pages: int) -> None:
-    """The rows that are stored are those of tokens, in pages that there are; on a CPU."""
+    """The rows that are stored belong to tokens, in pages that there are; on a CPU."""
     check_array("tokens", rows.tokens, "int64", len(rows.slots))
     check_ids("tokens", rows.tokens, n_tokens)
     check_ids("slots", rows.slots, n_pages * PAGE_TOKENS)

@@ -55,7 +55,7 @@ def naming_what_fails(
 
     Args:
         what: the thing that is being allocated.
-        memory: where; None is the machine's, of which nothing is said here.
+        memory: where; None is the machine's, and nothing is said of it here.
         hint: the remedy, given the memory that is free once the attempt is given up.
 
     Raises:

@@ -72,7 +72,7 @@ class Footprint(Protocol):
     def product_bytes(
         self, matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
     ) -> float:
-        """Bytes in use by the product that needs the most, besides its operands and its result.
+        """Bytes in use by the product that needs the most, without its operands and its result.
 
         Args:
             n_tokens: of a batch.
@@ -82,7 +82,7 @@ class Footprint(Protocol):
     def attention_bytes(
         self, heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int
     ) -> int:
-        """Bytes that the process grows by for attention of one layer, besides q and its output.
+        """Bytes that the process grows by for attention of one layer, without q and its output.
 
         Args:
             n_ctx: tokens of context.

@@ -1,4 +1,4 @@
-"""Sums over rows of logits, of which some tokens' logits by another model are known: in NumPy."""
+"""Sums over rows of logits, where another model's logits of some tokens are known: in NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kept(NamedTuple):
     Attributes:
         ids: int32 [n], the rows' tokens one row after the other, ascending in each.
         shifted: float32 [n], their logits less the largest of that model's row.
-        starts: int64 [rows + 1], where those of each row begin, and the end.
+        starts: int64 [rows + 1], where each row's begin, and the end.
     """
 
     ids: NDArray[np.int32]
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 class KeptSums(NamedTuple):
-    """Of each row, with s a logit less the row's largest and w = exp(s): arrays of [rows].
+    """Sums of each row, with s a logit less the row's largest and w = exp(s): arrays of [rows].
 
     Where a logit is infinite or not a number, one of the sums is no number or infinite, too.
 

@@ -1,4 +1,4 @@
-"""Which layers a backend has a way to run: what it hasn't is refused before anything is loaded."""
+"""The layers that a backend can run: what it hasn't is refused before anything is loaded."""
 
 from __future__ import annotations
 

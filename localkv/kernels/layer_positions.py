@@ -63,7 +63,7 @@ class LayerPositions:
         return [self._inputs(positions, *kind, n_ctx) for kind in self._kinds]
 
     def rotations(self, n_ctx: int) -> list[TokenRotations | None] | None:
-        """Of one token after the other; None if a kind does something else, too."""
+        """Rotations of one token after the other; None if a kind does something else, too."""
         if n_ctx not in self._rotations:
             if any(temperature is not None for _, temperature in self._kinds):
                 return None

@@ -307,7 +307,7 @@ class AltUpProjections:
 
     Attributes:
         proj: make the streams of the embedding.
-        unembd_proj: make them alike again, behind the last layer.
+        unembd_proj: make them alike again, after the last layer.
     """
 
     proj: tuple[Linear, ...]

@@ -34,7 +34,7 @@ def softmax(logits: Array) -> Array:
 
 
 def shares_of(logits: Array, gating: Gating) -> Array:
-    """Every expert's share, of which chosen experts' weights are made; see `MoeSpec.gating`."""
+    """Every expert's share, from which chosen experts' weights are made; see `MoeSpec.gating`."""
     xp = namespace(logits)
     match gating:
         case "softmax":

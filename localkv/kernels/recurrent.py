@@ -32,7 +32,7 @@ from localkv.kernels.namespace import namespace
 
 
 def sequences(batch: Batch) -> Iterator[tuple[slice, Array]]:
-    """Of each sequence, its tokens and its slot, int64 [1]; nothing asks the device."""
+    """Each sequence's tokens and its slot, int64 [1]; nothing asks the device."""
     for i in range(len(batch.starts) - 1):
         yield slice(batch.starts[i], batch.starts[i + 1]), batch.slots[i : i + 1]
 
@@ -61,7 +61,7 @@ def causal_conv(x: Array, weight: Array, state: StateRows, batch: Batch) -> Arra
 
 
 Scan = Callable[[Array, Array, Array, Array, Array | None, StateRows, Batch], Array]
-"""As `scan_by_token`."""
+"""A function like `scan_by_token`."""
 
 
 def scan_by_token(
@@ -124,7 +124,7 @@ def short_conv(
     cache: LayerCache,
     batch: Batch,
 ) -> Array:
-    """As `Backend.mixers` has it: c * conv(b * values)."""
+    """Mix tokens by a short convolution: c * conv(b * values)."""
     weights, conv, state = layer.mixer, spec.mixer, cache.state
     assert isinstance(weights, ShortConvWeights)
     assert isinstance(conv, ShortConvSpec)
@@ -152,7 +152,7 @@ def unit_heads(x: Array, eps: float) -> Array:
 
 
 def key_heads(x: Array, spec: DeltaNetSpec) -> Array:
-    """Of key heads [tokens, n_key_heads, channels], those that the value heads use."""
+    """The key heads that the value heads use, of [tokens, n_key_heads, channels]."""
     n_keys, n_values = spec.n_key_heads, spec.n_value_heads
     xp, times = namespace(x), n_values // n_keys
     heads = xp.arange(n_values)

@@ -90,14 +90,14 @@ class TokenRotations:
         return self._rows(at, at + 1)
 
     def following(self, position: int, n: int) -> RopeTable:
-        """Those of `n` positions from one on, at most `NEARBY`, one after the other in memory."""
+        """Rotations of n positions from one on, at most `NEARBY`, in memory one after the other."""
         if not 0 <= position - self._first <= NEARBY - n:
             self._make(position)
         at = position - self._first
         return self._rows(at, at + n)
 
     def put(self, position: int, cos: memoryview, sin: memoryview) -> None:
-        """Write those of a position, which is sooner done than to make a table of it."""
+        """Write a position's rotations, which is sooner done than to make a table of it."""
         at = position - self._first
         if not 0 <= at < NEARBY:
             self.table(position)
@@ -106,7 +106,7 @@ class TokenRotations:
         cos[:], sin[:] = (view[at * n : at * n + n] for view in self._views)
 
     def _make(self, first: int) -> None:
-        """Those of a position and of as many behind it as are made together."""
+        """Rotations of a position and of as many after it as are made together."""
         positions = np.arange(first, first + NEARBY)
         self._table = rope_table(self.freqs, positions, self.rope, self.arrays)
         self._first = first

@@ -50,7 +50,7 @@ class Streams(Protocol):
         ...
 
     def merged(self) -> Array:
-        """[tokens, n_embd] behind all layers."""
+        """[tokens, n_embd] after all layers."""
         ...
 
 
@@ -80,7 +80,7 @@ def with_laurel(backend: Backend, x: Array, layer_input: Array, layer: LayerWeig
     """(x + n + norm(laurel_r laurel_l n)) / sqrt(2), with n the normed input of the mixer.
 
     Args:
-        x: [tokens, n_embd], behind the mixer.
+        x: [tokens, n_embd], after the mixer.
         layer_input: before it.
     """
     weights = layer.laurel
@@ -185,7 +185,7 @@ class AltUpStreams:
 
 
 def as_long_as(x: Array, z: Array) -> Array:
-    """z [tokens, n], each row of it made as long as that of x."""
+    """z [tokens, n], each row of it made as long as x's."""
     return z * (_length(x) / _length(z))
 
 

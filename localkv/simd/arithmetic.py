@@ -237,7 +237,8 @@ tanh = lanewise(_tanh, [F32x16], F32x16)
 _HALF_ROOT = 0x3F3504F3
 """The bits of sqrt(1/2): mantissas lie between it and sqrt(2)."""
 _TERMS = (2 / 9, 2 / 7, 2 / 5, 2 / 3)
-"""Of log((1 + s) / (1 - s)) / s - 2 in powers of s^2, the highest first; |s| < 0.172."""
+"""Coefficients of log((1 + s) / (1 - s)) / s - 2 in powers of s^2, the highest first;
+|s| < 0.172."""
 
 
 def _log1p(b: Builder, x: Value) -> Value:

@@ -89,22 +89,22 @@ HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= FEATURES
 HAS_AVX2 = IS_X86 and (HAS_AVX512 or "avx2" in FEATURES)
 
 REGISTER_BYTES = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16
-"""Of a vector register; LLVM splits what is wider, but not the instructions of one CPU."""
+"""Bytes of a vector register; LLVM splits what is wider, but not the instructions of one CPU."""
 
 HAS_VNNI = "avx512vnni" in FEATURES if HAS_AVX512 else HAS_AVX2 and "avxvnni" in FEATURES
 """Unsigned times signed bytes, four to a word, are multiplied and added by one instruction."""
 
 HAS_DOTPROD = IS_ARM64 and "dotprod" in FEATURES
-"""The same of signed bytes with signed ones."""
+"""One instruction does so with signed bytes."""
 
 HAS_I8MM = HAS_DOTPROD and "i8mm" in FEATURES
 """And of unsigned with signed ones."""
 
 HAS_BYTE_DOTS = HAS_AVX2 or HAS_DOTPROD
-"""Dot products of bytes take fewer instructions than those of floats (`integer.dot_of_bytes`)."""
+"""Dot products of bytes take fewer instructions than floats' (`integer.dot_of_bytes`)."""
 
 HAS_SIGNED_BYTE_DOTS = HAS_BYTE_DOTS and not HAS_VNNI
-"""So do those of signed with signed bytes (`integer.dot_of_signed_bytes`)."""
+"""So do dot products of signed bytes (`integer.dot_of_signed_bytes`)."""
 
 HAS_BFLOAT_DOTS = HAS_AVX512 and "avx512bf16" in FEATURES
 """Two products of bfloats are added to a float by one instruction (`simd/integer.py`)."""

@@ -65,7 +65,7 @@ def as_bytes(builder: Builder, x: Value) -> Value:
 
 
 def as_words(builder: Builder, x: Value) -> Value:
-    """The same as words of 4 bytes."""
+    """A vector of bytes as words of 4."""
     n = x.type.count * x.type.element.width // 32
     return builder.bitcast(x, lanes_of(i32, n))
 
@@ -118,14 +118,14 @@ def _pairs_added(builder: Builder, total: Value, x: Value, y: Value) -> Value:
 
 
 def _of_small(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Any:
-    """Of AVX2; two products together fit 16 bits, else they would be cut off."""
+    """AVX2's dot products; two products together fit 16 bits, else they would be cut off."""
     factors = [as_bytes(builder, value) for value in (unsigned, signed)]
     pairs = call(builder, _MULTIPLY_BYTES, _PAIRS, factors)
     return _pairs_added(builder, total, pairs, ir.Constant(_PAIRS, [1] * _PAIRS.count))
 
 
 def _of_large(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Any:
-    """Of AVX2; even bytes, then odd ones, become 16-bit integers first."""
+    """AVX2's dot products; even bytes, then odd ones, become 16-bit integers first."""
     unsigned, signed = (builder.bitcast(value, _PAIRS) for value in (unsigned, signed))
     byte = ir.Constant(_PAIRS, [8] * _PAIRS.count)
     low = builder.and_(unsigned, ir.Constant(_PAIRS, [255] * _PAIRS.count))
@@ -175,7 +175,7 @@ def dot_of_bytes(
 
 
 def dot_of_signed_bytes(builder: Builder, total: Value, x: Value, y: Value) -> Value:
-    """The same of signed bytes, where there is `HAS_SIGNED_BYTE_DOTS`; those of y are from -127."""
+    """Dot products of signed bytes, where there is `HAS_SIGNED_BYTE_DOTS`; y's are from -127."""
     if HAS_DOTPROD:
         return _sdot(builder, total, x, y)
 
@@ -306,7 +306,7 @@ shift_right = lanewise(lambda b, x, y: b.lshr(x, y), [_I, _I], _I)
 
 low_nibble = lanewise(lambda b, x: b.and_(x, constant(i32, 15)), [_I], _I)
 high_nibble = lanewise(lambda b, x: b.lshr(x, constant(i32, 4)), [_I], _I)
-"""Of a byte, in each lane."""
+"""The high nibble of a byte, in each lane."""
 
 
 def _high_nibbles(builder: Builder, x: Value) -> Value:
@@ -315,7 +315,7 @@ def _high_nibbles(builder: Builder, x: Value) -> Value:
 
 low_nibbles = lanewise(lambda b, x: b.and_(x, constant(i32, 0x0F0F0F0F)), [_I], _I)
 high_nibbles = lanewise(_high_nibbles, [_I], _I)
-"""Of each of the 4 bytes in each lane."""
+"""The high nibbles of the 4 bytes in each lane."""
 
 
 dot_u8_i8 = lanewise(dot_of_bytes, [_I, _I, _I], _I)
@@ -330,7 +330,7 @@ def _vector_of(builder: Builder, items: list[Any]) -> Value:
 
 
 def _floats_of_nibbles(builder: Builder, entries: list[Any], packed: Value) -> list[Any]:
-    """As `load_nibbles_from_table`: vpermps looks at the lowest four bits of a lane's index."""
+    """See `load_nibbles_from_table`: vpermps looks at the lowest four bits of a lane's index."""
     table = _vector_of(builder, [builder.sitofp(entry, f32) for entry in entries])
     low = builder.zext(packed, lanes_of(i32))
     high = builder.lshr(low, constant(i32, 4))
@@ -339,7 +339,7 @@ def _floats_of_nibbles(builder: Builder, entries: list[Any], packed: Value) -> l
 
 
 def _floats_of_bytes(builder: Builder, entries: list[Any], packed: Value) -> list[Any]:
-    """As `load_nibbles_from_table`, from a table of bytes."""
+    """What `load_nibbles_from_table` gives, from a table of bytes."""
     table = _vector_of(builder, [builder.trunc(entry, i8) for entry in entries])
     both = []
     for codes in (

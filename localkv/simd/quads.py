@@ -70,7 +70,7 @@ QUAD = 4
 BYTES = QUAD * LANES
 DIGITS = 2
 BLOCK_DIGITS, ROW_DIGITS = 8, 64
-"""Words of a digit of a block and of a row; the start and the scale follow those of both."""
+"""Words of a digit of a block and of a row; the start and the scale follow both digits'."""
 
 
 def _bytes_of(value: int) -> ir.Constant:
@@ -124,7 +124,7 @@ def load_quads_of_five_bits(
 ) -> Intrinsic:
     """`load_quads` of low and of high nibbles, with a fifth bit each.
 
-    Those of 16 low nibbles are the 16-bit item `mask_index` of `bits`, those of the 16 high ones
+    The fifth bits of 16 low nibbles are the 16-bit item `mask_index` of `bits`, the 16 high ones'
     the next item, and so on for 4 rows.
     """
     check_base(base)
@@ -295,8 +295,8 @@ MASK_BYTES = 2 * LANES * QUAD // 8
 def or_bits(typing: Typing, codes: Kind, bits: Kind, index: Kind, value: Kind) -> Intrinsic:
     """`codes`, two vectors of bytes, with `value` set in those whose bit is set.
 
-    The bits of 16 low codes are the 16-bit item `index` of `bits`, those of the 16 high ones the
-    next item, and so on for 4 rows, as for `quads.load_quads_of_five_bits`; but codes come
+    The bits of 16 low codes are the 16-bit item `index` of `bits`, the 16 high ones' are the next
+    item, and so on for 4 rows, as for `quads.load_quads_of_five_bits`; but codes come
     transposed: byte i of lane t is byte t of row i.
     """
     check_base(bits)
@@ -387,7 +387,7 @@ def _looked_up(name: str) -> Callable[[Builder, Value, Value], Value]:
 look_up_quad = lanewise(_looked_up("llvm.x86.avx512.pshuf.b.512"), [I32x16, I32x16], I32x16)
 """table[code] of each byte, 0 to 15."""
 look_up_of_64 = lanewise(_looked_up("llvm.x86.avx512.permvar.qi.512"), [I32x16, I32x16], I32x16)
-"""The same of bytes from 0 to 63; needs VBMI."""
+"""Look up bytes from 0 to 63; needs VBMI."""
 
 
 def _row(context: Target, builder: Builder, kind: Kind, base: Value, index: Value) -> Value:
@@ -437,9 +437,9 @@ put_largest = _folding(larger_magnitude, f32)
 """The word at index + i * stride = the largest lane of x[i], of floats that are not negative; NaN
 of NaN."""
 put_sums = _folding(lambda builder, x, y: builder.add(x, y), i32)
-"""The same of the sum of the lanes of integers."""
+"""Put the sums of the lanes of integers."""
 put_float_sums = _folding(lambda builder, x, y: builder.fadd(x, y), f32)
-"""The same of floats."""
+"""Put the sums of the lanes of floats."""
 
 
 @intrinsic(prefer_literal=True)

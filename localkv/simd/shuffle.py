@@ -35,7 +35,7 @@ from localkv.simd.vector import (
 )
 
 QUARTER = 4
-"""Words that go together: those of the smallest vector."""
+"""Words that go together: as many as the smallest vector has."""
 
 
 def shuffled(builder: Builder, x: Value, y: Value, mask: Sequence[int]) -> Value:
@@ -383,7 +383,7 @@ def _loader(module: ir.Module, name: str, entries: Sequence[int], item: ir.Type)
 
 
 def split_bytes(builder: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """Lower and upper bytes of two vectors of words of two halves each: those of x go first."""
+    """Lower and upper bytes of two vectors of words of two halves each: x's go first."""
     both = [_as_bytes(builder, part) for part in (x, y)]
     out = []
     for first in (0, 1):

@@ -59,7 +59,7 @@ def numbers_of_two_bits(q, words):
 
 @triton.jit
 def numbers_of_three_bits(q, thirds, lane, words):
-    """The same with a third bit, where `low_bits.unpack_three_bits` has it; two words."""
+    """Numbers of three bits, the third where `unpack_three_bits` has it; two words."""
     a, b = (q & 3) | third_bit(thirds, lane, 0), ((q >> 2) & 3) | third_bit(thirds, lane, 2)
     c, e = ((q >> 4) & 3) | third_bit(thirds, lane, 4), (q >> 6) | third_bit(thirds, lane, 6)
     return _number(a, words), _number(b, words), _number(c, words), _number(e, words)
@@ -226,7 +226,7 @@ def tables_of_eight(d, table):
 
 @triton.jit
 def look_up_eight(q, thirds, tables, outlier, group):
-    """As `look_up_four`, with a third bit where `low_bits.unpack_three_bits` has it.
+    """Look up codes with a third bit where `unpack_three_bits` has it; see `look_up_four`.
 
     Args:
         tables: of `tables_of_eight`; these and all that follow are int32 [...], the same for each

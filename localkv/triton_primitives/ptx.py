@@ -360,7 +360,7 @@ def limited_ptx(largest, most):
 IN_GROUP = 0b010011
 """Bits of a place among 64 that say which of eight values, two of each four that are 16 apart."""
 OF_GROUP = 0b101100
-"""Those that say which eight."""
+"""Bits of a place that say which eight."""
 
 
 @triton.constexpr_function
@@ -509,8 +509,7 @@ def look_up_eight_ptx():
 
 @triton.constexpr_function
 def _entries(word):
-    """The entries of a word's eight codes as bytes: those of its lower half in `u`, of the upper
-    one in `v`.
+    """The entries of a word's eight codes as bytes: the lower half's in `u`, the upper's in `v`.
 
     `prmt` itself is a table of eight bytes for four nibbles. Where bit 3 of a nibble is set it
     yields the sign of the entry instead, which is 0 in all of them. So of two tables one yields the

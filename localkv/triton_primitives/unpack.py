@@ -162,7 +162,7 @@ def third_bit(thirds, lane, SHIFT: tl.constexpr):
 
 @triton.jit
 def unpack_three_bits(q, thirds, lane, OFFSET: tl.constexpr, PTX: tl.constexpr):
-    """The same with a third bit.
+    """Codes of three bits, each with its third bit in `thirds`.
 
     Args:
         thirds: int32 [...], the same for each four bytes of `q`: the third bits of their codes,
@@ -225,7 +225,7 @@ def unpack_bit_field_of_words(
     OFFSET: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """As `unpack_bit_field`, where the bytes of `above` come as words.
+    """Do what `unpack_bit_field` does, where the bytes of `above` come as words.
 
     Args:
         above: int32 [...], the same for each four bytes of `q`; only their own bytes of it count.

@@ -43,7 +43,7 @@ def all_bytes(plane: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def whole_vectors(x: Floats) -> Floats:
-    """x [..., n] with zeros behind each row, up to a multiple of the lanes of a vector."""
+    """x [..., n] with zeros after each row, up to a multiple of the lanes of a vector."""
     missing = -x.shape[-1] % LANES
     return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 

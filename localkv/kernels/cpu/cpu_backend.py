@@ -125,7 +125,7 @@ def experts_method(weights: MoeWeights) -> Method:
 
 
 def methods() -> Methods:
-    """Those of the backend."""
+    """How the backend carries out its operations."""
     return Methods(
         attention=Method(f"packed K and V, Numba, {vector_width()}"),
         tiles=tiles_method,
@@ -144,7 +144,7 @@ def kept_sums_cpu(logits: Logits, kept: Kept) -> KeptSums:
     """See `kept_sums`.
 
     Raises:
-        BoundsError: the kept tokens are not those of such logits.
+        BoundsError: the kept tokens don't fit the logits.
     """
     logits = np.ascontiguousarray(logits, np.float32)
     n_rows, n_vocab = logits.shape
@@ -175,7 +175,7 @@ def _check(n_rows: int, n_vocab: int, kept: Kept) -> None:
 
 @dataclass(frozen=True)
 class _LateWeights:
-    """As `LatePreparation` has it.
+    """See `LatePreparation`.
 
     Attributes:
         forget: drops what knows which memory a product reads. The products don't refer to it: in a
@@ -350,8 +350,8 @@ def _kernels_ahead(
     cache: CacheConfig,
     on_kernel: OnKernel,
 ) -> Iterator[bool]:
-    """As `Backend.compiling_ahead`; if those of prompts are all compiled, they are linked, and so
-    are those of generated tokens that are, which takes some milliseconds."""
+    """See `Backend.compiling_ahead`; if the kernels of prompts are all compiled, they are linked,
+    and so are the compiled ones of generated tokens, which takes some milliseconds."""
     first, later = needed_kernels(embedding_type, matrix_types, model, cache)
     with compiling_ahead(first, later, on_kernel=on_kernel) as all_compiled:
         if all_compiled:

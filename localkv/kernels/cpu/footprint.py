@@ -34,7 +34,7 @@ from localkv.quant_formats.shared.cpu.panel_layout import LANES
 PACKED_BYTES = 4.25
 """Per value of a product's left side when it is packed: float32 and two sums per 32 values."""
 BFLOAT_BYTES = 2
-"""The same where it is rounded to BF16, as some CPUs have it for rows of BF16."""
+"""Bytes of an activation that is rounded to BF16, as some CPUs have it for rows of BF16."""
 MOST_DECODE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
 
@@ -81,8 +81,8 @@ def product_bytes(
 
 
 def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:
-    """As `attention/packed_attention.py` and `latent_attention.py` take scratch memory, whatever
-    the batch."""
+    """The scratch memory of `attention/packed_attention.py` and `latent_attention.py`, whatever the
+    batch."""
     if heads.rope_dim:
         return FLOAT * most_latent_floats(
             heads.n_heads, heads.head_dim - heads.rope_dim, heads.rope_dim, n_threads

@@ -55,7 +55,7 @@ class GpuInfo:
 
 
 def gpu_info(device: torch.device) -> GpuInfo:
-    """Of a CUDA device."""
+    """The facts about a CUDA device."""
     major, minor = torch.cuda.get_device_capability(device)
     facts = torch.cuda.get_device_properties(device)
     name = f"{facts.name}, compute capability {major}.{minor}"

@@ -31,7 +31,7 @@ def uniform(random: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, n: int) -> Tensor:
-    """As an unsigned number."""
+    """Shift a number as if it were unsigned."""
     return (z >> n) & ((1 << (64 - n)) - 1)
 
 

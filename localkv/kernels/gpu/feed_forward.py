@@ -53,7 +53,7 @@ def out_residual(x: Tensor, mixed: Tensor, layer: LayerWeights, spec: LayerSpec)
 
 
 def mlp_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
-    """x + down(hidden rows of a norm); three launches for a token, and one for a norm behind."""
+    """x + down(hidden rows of a norm); three launches for a token, and one for a norm after it."""
     assert isinstance(layer.ffn, MlpWeights)
     assert isinstance(spec.ffn, MlpSpec)
     source = layer_input if spec.parallel else x

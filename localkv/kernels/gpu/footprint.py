@@ -16,7 +16,7 @@ FEW_TOKENS = 8
 MOST_SPLITS = 128
 """Among how many programs at most."""
 MOST_CHANNELS = 512
-"""Of a head of K or of V."""
+"""Channels of a head of K or of V."""
 MANY_TOKENS = 65
 """From this number of tokens on, matrices are decoded to fp16 before they are multiplied.
 

@@ -129,8 +129,8 @@ def group_kernel(
     """Grid (groups, 2 N_KV_HEADS): heads of k, then of v.
 
     Args:
-        groups_ptr: int64 [groups, 2], the slot of a group's first row, and that of the row among
-            those that it is packed from; where the first is negative, there is no group.
+        groups_ptr: int64 [groups, 2], the slot of a group's first row, and the number of the row
+            among the ones that it is packed from; where the first is negative, there is no group.
         k_rows_ptr, v_rows_ptr: fp16 or fp32 [pages, N_KV_HEADS, PAGE, HEAD_DIM or VALUE_DIM].
         PAGE_BYTES: of the planes, see `pages.py`.
     """
@@ -169,7 +169,7 @@ def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
 
 
 def pack_rows_gpu(packed: Segment, k: Tensor, v: Tensor, groups: Tensor) -> None:
-    """The same of groups of rows of k and v.
+    """Pack groups of rows of k and v.
 
     Args:
         k, v: float16 or float32 [pages, n_kv_heads, PAGE_TOKENS, channels].
@@ -289,7 +289,7 @@ def unpack_page(gpu: GpuInfo, segment: Segment, side: Side, page: int) -> Tensor
 
 
 def repack_page_gpu(gpu: GpuInfo, source: Segment, target: Segment, page: int) -> None:
-    """As `cache/repack.py` has it, of the values that attention reads; nothing asks the host."""
+    """What `cache/repack.py` does, with the values that attention reads; nothing asks the host."""
     key_dim = source.k[0].shape[3] * source.format_k.block_size
     for segment in (source, target):
         check_segment(segment, key_dim, source.value_dim, pages_apart=True)
@@ -322,7 +322,7 @@ def _pack_rows(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
 
 
 def _pack_groups(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
-    """The same rows in types that pack several tokens together."""
+    """Pack the rows in types that pack several tokens together."""
     first = torch.arange(0, PAGE_TOKENS, GROUP_TOKENS, device=k.device)
     groups = torch.stack((page * PAGE_TOKENS + first, first), 1)
     of_k, of_v = (x.swapaxes(0, 1).contiguous()[None] for x in (k, v))

@@ -93,7 +93,7 @@ def grouped_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Tensor:
-    """As `Backend.mixers` has it; five launches for one segment, and a sixth for a gate; more for a
+    """Mix tokens by attention: five launches for one segment, and a sixth for a gate; more for a
     sink and a tail."""
     weights, attn = layer.attention, spec.attention
     projections = [p for p in (weights.attn_q, weights.attn_k, weights.attn_v) if p is not None]

@@ -263,7 +263,7 @@ def route_kernel(
 
 
 def route(router_logits: Tensor, moe: MoeSpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `kernels.moe.route`, for float32 logits; experts are int32."""
+    """See `kernels.moe.route`; for float32 logits; experts are int32."""
     n_tokens, n_experts = router_logits.shape
     shape = n_tokens, moe.n_experts_used
     if bias is not None:
@@ -337,7 +337,7 @@ FEW_PAIRS = 2
 
 
 def _sizes(n_pairs: int, weights: list[PlaneTensor]) -> TileSizes:
-    """Of pairs an expert has on average; experts' products are never split."""
+    """Tile sizes for the pairs that an expert has on average; experts' products are never split."""
     n_experts, n_out, n_in = weights[0].shape
     return tile_sizes(
         1 if n_pairs <= FEW_PAIRS * n_experts else triton.cdiv(n_pairs, n_experts),
@@ -367,10 +367,10 @@ def _rows(x: Tensor, sizes: TileSizes, weights: list[PlaneTensor]) -> Activation
 
 
 class _Stacks(NamedTuple):
-    """The stacks of a layer's experts: those of gate and up are one, if the file has it so.
+    """The stacks of a layer's experts: gate's and up's are one, if the file has it so.
 
     Biases are float32 [n_experts, rows], as the stacks' rows; `up_start` is the row of an expert
-    at which those of up begin.
+    at which up's begin.
     """
 
     gate: PlaneTensor | None
@@ -516,7 +516,7 @@ def moe_mlp(
     routed: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.moe.moe_mlp`, and `residual` added: float32 [tokens, n_embd].
+    """What `kernels.moe.moe_mlp` gives, and `residual` added: float32 [tokens, n_embd].
 
     Args:
         x, routed: float32 or float16 [tokens, n_embd].

@@ -72,7 +72,7 @@ def _launch(
 
 
 def norm(x: Tensor, norm: Norm) -> Tensor:
-    """As `kernels.norm`, for float32 or float16 `x` [..., n]; float32 of the same shape."""
+    """Norm rows of float32 or float16 `x` [..., n]; float32 of the same shape."""
     x = x.contiguous()
     out = torch.empty_like(x, dtype=torch.float32)
     _launch(x, norm, out)
@@ -89,7 +89,7 @@ def added_norm(residual: Tensor, x: Tensor, norm: Norm, factor: float = 1.0) -> 
 
 
 def norm_packed(x: Tensor, norm: Norm) -> Activations:
-    """The same of x [tokens, n], as fp16 rows with their factors."""
+    """Norm x [tokens, n] into fp16 rows with their factors."""
     x = x.contiguous()
     out = torch.empty_like(x, dtype=torch.float16)
     restore = x.new_empty(x.shape[0], dtype=torch.float32)

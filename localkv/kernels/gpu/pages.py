@@ -28,7 +28,7 @@ def row_before(page, head, N_KV_HEADS: tl.constexpr, PAGE_BYTES: tl.constexpr):
 
 @triton.jit
 def in_page(planes, page, PAGE_BYTES: tl.constexpr):
-    """Planes moved to a page, or to those of rows, int64 [rows, 1]."""
+    """Planes moved to a page, or to the pages of rows, int64 [rows, 1]."""
     if PAGE_BYTES:
         return [plane + page * PAGE_BYTES for plane in planes]
     else:

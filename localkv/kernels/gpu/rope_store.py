@@ -48,7 +48,7 @@ class QueryKeySteps:
         return self.q_norm or self.k_norm
 
     def arguments(self, n_tokens: int, head_dim: int) -> dict[str, Any]:
-        """Those that `store_kernel` and `query_kernel` share, but for the norm of k."""
+        """The arguments that `store_kernel` and `query_kernel` share, but for the norm of k."""
         rope, of_heads = self.rope, self.of_heads
         if rope is not None:
             check_turns(rope, n_tokens, head_dim)

@@ -66,7 +66,7 @@ def scan(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: StateRows,
     batch: Batch,
 ) -> Tensor:  # fmt: skip
-    """As `kernels/recurrence.scan_by_token`.
+    """What `kernels/recurrent.scan_by_token` computes.
 
     Raises:
         BoundsError: an array is not what the kernel reads.

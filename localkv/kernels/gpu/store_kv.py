@@ -17,7 +17,7 @@ from localkv.kernels.gpu.pages import in_page, row_before
 
 @triton.constexpr_function
 def log2(n):
-    """Of a power of two."""
+    """The exponent of a power of two."""
     return n.bit_length() - 1
 
 

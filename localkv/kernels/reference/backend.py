@@ -88,13 +88,13 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
 
 
 def head_products(x: Tensor, stack: PackedTensor) -> Tensor:
-    """As `kernels.linear.head_products`."""
+    """See `primitives.head_products`."""
     y: Tensor = by_tile.head_products(x, stack, matmul)
     return y
 
 
 def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec, routed: Tensor | None = None) -> Tensor:
-    """As `kernels.moe.moe_mlp`."""
+    """See `kernels.moe.moe_mlp`."""
     y: Tensor = moe.moe_mlp(x, layer, spec, routed, matmul=matmul, linear=linear, activate=activate)
     return y
 
@@ -203,7 +203,7 @@ def visible(
     sequence: int,
 ) -> Tensor:
     """Mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...: causal, no
-    further back than a window or chunk, and of those that are in a tail or behind it."""
+    further back than a window or chunk, and keys of the tail in its segment alone."""
     keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
     mask: Tensor = (keys <= positions[:, None]) & (keys >= params.first_visible(positions)[:, None])
     if seg_batch.tail is not None:
@@ -316,7 +316,7 @@ def attend_before_rope(
     weights: AttentionWeights,
     inputs: TokenInputs,
 ) -> Tensor:
-    """As `Attend` has it: rows of K are turned when they are read."""
+    """Attend to rows of K that are turned when they are read; see `Attend`."""
 
     def turned(k: Tensor, first: int, segment: Segment) -> Tensor:
         # a matrix of Hadamard's undoes itself

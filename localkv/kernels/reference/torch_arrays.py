@@ -111,7 +111,7 @@ class TorchArrays:
 
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
-    """Of activations."""
+    """The type of activations."""
     repack: Callable[[Segment, Segment, int], None] | None = None
     """A kernel for `repack_page`."""
 

@@ -60,7 +60,7 @@ row_scratch, part_result = njit(row_scratch), njit(part_result)
 GROUPS = PAGE_TOKENS // LANES
 """Groups of tokens of a page."""
 FIRST_PART = 8
-"""Of a thread's first page such a part is fetched at once."""
+"""A thread fetches one part in so many of its first page at once."""
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
 
@@ -118,7 +118,7 @@ def first_place(job: Job, piece: int) -> tuple[tuple[int, int], int]:
 
 @njit
 def part_at(job: Job, sequence: Sequence, head: int, part: int) -> Address:
-    """The address of a part's result (see `PartResult`), of those of a sequence and KV head."""
+    """The address of a part's result (see `PartResult`) among a sequence's and KV head's."""
     index = (sequence.first_part + part) * job.n_kv_heads + head
     return job.partial + index * part_result(job.n_rows, job.head_dim).end * 4
 
@@ -142,7 +142,7 @@ def attend_chunk(
     is_first: bool,
 ) -> int:
     """One chunk and KV head: leaves the results of its parts. Returns the piece to take next, which
-    is the thread's own as soon as its memory is fetched; nobody has fetched that of the first."""
+    is the thread's own as soon as its memory is fetched; nobody has fetched the first one's."""
     head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     k_steps, v_steps = k_blocks * GROUPS, v_blocks * GROUPS

@@ -88,7 +88,7 @@ class Job(NamedTuple):
 class Sequence(NamedTuple):
     """Generated tokens of a sequence: the first one, how many, their page table, its rows; how many
     chunks they take. Then the context's parts, whose sums are rounded separately: the first,
-    counted from that of the first sequence; how many; how many come before them in the context; and
+    counted from the first sequence's; how many; how many come before them in the context; and
     how many pages one has."""
 
     token: int
@@ -200,8 +200,8 @@ LATENT_SOFTMAX_SCALE, LATENT_SOFTCAP = (
 LATENT_ROWS = 64
 """Rows (new token, query head) that share a decoded tile, at most."""
 LEAST_PART_PAGES = 2
-"""Pages of a part of a generated token's context at least: a part's sums are as wide as those of
-all heads, so they are worth it only after some rows."""
+"""Pages of a part of a generated token's context at least: a part's sums are as wide as all heads,
+so they are worth it only after some rows."""
 
 
 class LatentScratch(NamedTuple):
@@ -248,7 +248,7 @@ def latent_scratch(n_rows: int, tile_rows: int, latent_dim: int, rope_dim: int) 
 
 
 def part_floats(n_rows: int, latent_dim: int) -> int:
-    """Of a part's result: sums [n_rows, latent_dim], references, totals of exponentials."""
+    """Floats of a part's result: sums [n_rows, latent_dim], references, totals of exponentials."""
     return n_rows * (latent_dim + 2)
 
 

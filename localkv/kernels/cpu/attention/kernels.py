@@ -49,7 +49,7 @@ class CacheDecoder:
     Attributes:
         block: values per block.
         affine: there are minima.
-        by_channel: scales and minima are those of channels for some tokens, and kernels of such
+        by_channel: scales and minima belong to channels for some tokens, and kernels of such
             types multiply queries and make digits by themselves.
         digits: `score` takes queries, and `weigh` weights, as digits.
         offset: how much larger than values the codes are that they then read.
@@ -80,8 +80,7 @@ def cache_decoder(name: str) -> CacheDecoder:
 
 
 def _type_parameters(name: str) -> dict[str, Value]:
-    """What makes a template that of one type: its decoder, and the planes of its rows' scales and
-    minima."""
+    """What fits a template to a type: its decoder, and the planes of rows' scales and minima."""
     fmt = FORMATS[name]
     if fmt.group_tokens > 1:
         return {"FORMAT": fmt.codec_name}

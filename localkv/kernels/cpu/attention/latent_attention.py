@@ -120,7 +120,7 @@ class _Launch:
 def make_latent_plan(
     seg_batch: SegmentBatch, batch: Batch, params: AttentionParams, n_heads: int, n_pages: int
 ) -> LatentPlan:
-    """Cut a batch into blocks of rows, and what those of generated tokens see into parts.
+    """Cut a batch into blocks of rows, and what generated tokens see into parts.
 
     Where a token's context is cut depends on its kind and on what it sees, and on nothing else.
 
@@ -240,14 +240,14 @@ Q, Q_ROTATED, OUT, LSE, LATENT_PLANES, ROPE_PLANES, SCRATCH, PARTIAL, DONE = (
 
 
 def latents_source(n_heads: int) -> KernelSource:
-    """The worker for queries of so many heads."""
+    """The worker for queries of `n_heads` heads."""
     rows = rows_of_tile(n_heads, TILE_ROWS)
     return KernelSource("attention/latents", {"TILE_ROWS": rows})
 
 
 @functools.cache
 def latents_worker(n_heads: int) -> int:
-    """The address of the worker for queries of so many heads."""
+    """The address of the worker for queries of `n_heads` heads."""
     return specialized(latents_source(n_heads))["worker"]
 
 

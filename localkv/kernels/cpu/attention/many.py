@@ -7,7 +7,7 @@ kernels do (`attention/decode.py`), so that a generated token has the bits that 
 
 - A logit is the sum of the sums of 16 channels each (`attention/score.py`).
 - Logits of a page become weights at once.
-- Values of even tokens of a page are added to what there is, and those of odd ones to a sum of
+- Values of even tokens of a page are added to what there is, and odd ones' to a sum of
   their own, which joins at the end of the page (`attention/weigh.py`).
 - Parts of the context are summed separately and merged at last.
 
@@ -115,7 +115,7 @@ def add_p_v(out: Address, p: Address, v: Address, first: int, end: int, head_dim
 
 @njit
 def add_p_v_last(out: Address, p: Address, v: Address, first: int, end: int, head_dim: int) -> None:
-    """The same of the last LANES channels, where these are no STEP."""
+    """Add the last LANES channels, where these are no STEP."""
     even, odd = load_tuple(out, 0, head_dim, ROWS), zeros_f32(ROWS)
     t = first
     while t < end:

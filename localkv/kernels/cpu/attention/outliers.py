@@ -101,7 +101,7 @@ def add_outliers_to_tile(
     """Add what is missing to the decoded values of a group of 16 tokens.
 
     Args:
-        out: float32, of the group's first token; a token and a channel are so many floats apart.
+        out: float32, of the group's first token; strides are in floats.
         scratch: room for 16 floats.
     """
     for block in range(0, n_blocks - 1, BLOCKS):

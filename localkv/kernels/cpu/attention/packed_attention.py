@@ -320,7 +320,7 @@ class PackedAttention:
         return plan
 
     def give_away(self, plan: Plan, params: AttentionParams) -> None:
-        """Forget a plan, which becomes that of another batch."""
+        """Forget a plan, which becomes another batch's."""
         self.plans.pop((id(plan.batch), params.window, params.chunk, plan.in_blocks), None)
 
     def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:

@@ -146,8 +146,8 @@ class Run:
 
     @property
     def parts(self) -> range:
-        """Of the whole context's. So they begin at the same pages for all tokens; of what is no
-        token's a part has nothing."""
+        """Parts of the whole context, so that they begin at the same pages for all tokens; a part
+        has nothing of what no token sees."""
         return range(self.pages.start // self.part_pages, -(-self.pages.stop // self.part_pages))
 
 
@@ -255,8 +255,8 @@ class RunBlocks:
 
 
 def block_runs(visible: Int64s, n_kv_heads: int, group: int) -> Iterator[Run]:
-    """Tokens of a sequence that share parts, so many as have room for the results of all parts;
-    `visible` is the tokens'. Those that see nothing are left out."""
+    """Tokens of a sequence that share parts, as many as have room for the results of all parts;
+    `visible` is the tokens'. Tokens that see nothing are left out."""
     begin, stop = visible[:, 0] // PAGE_TOKENS, -(-visible[:, 1] // PAGE_TOKENS)
     pages = np.where(visible[:, 0] < visible[:, 1], stop - begin, 0)
     steps = {n: part_pages(n, n_kv_heads) if n else 0 for n in np.unique(pages).tolist()}
@@ -280,7 +280,7 @@ class RunTables:
         self.sequences, self.chunks = list[Sequence](), list[Chunk]()
 
     def takes(self, n_new: int) -> bool:
-        """Whether a sequence with so many new tokens is worth it, and rows of a token have room."""
+        """Whether `n_new` tokens of a sequence are worth it, and rows of a token have room."""
         return n_new >= MANY_TOKENS and self.group <= LEAST_RUN_ROWS
 
     def add(self, visible: Int64s, first: int, table: int, length: int) -> int:
@@ -305,7 +305,7 @@ class RunTables:
         return n_seeing
 
     def tables(self, n_tokens: int) -> RunBlocks | None:
-        """Of a batch of `n_tokens`; the last blocks see most, so they come first."""
+        """The tables of a batch of `n_tokens`; the last blocks see most, so they come first."""
         if not self.sequences:
             return None
         most_rows = max(one.n_new for one in self.sequences) * self.group
@@ -357,7 +357,7 @@ class Plan:
         visible: int64 [tokens, 2], the first row of the segment that each token sees, and the end.
         in_blocks: many generated tokens of a sequence are cut into blocks.
         decodes: the work of the decode kernels.
-        run_blocks: that of blocks of generated tokens, if there are some.
+        run_blocks: the call for blocks of generated tokens, if there are some.
         blocks: table of the prefill kernels.
         complete: every token is part of a piece.
         launches: what was prepared of calls, by all that layers may differ in.
@@ -422,7 +422,7 @@ def make_plan(
 ) -> Plan:
     """Cut a batch into pieces, enough of them for all threads to be busy to the end.
 
-    `n_pages` and `n_kv_heads` are those of the cache; `in_blocks` says that its types have blocks
+    `n_pages` and `n_kv_heads` are the cache's; `in_blocks` says that its types have blocks
     of generated tokens.
 
     Raises:

@@ -6,7 +6,7 @@ the tokens that follow:
 
 From batch to batch a sequence's context grows by some rows, and mostly its pages stay the same.
 Then so do the parts into which it is cut and the jobs of its workers; only the rows that tokens see
-differ. To make a plan anew takes longer than to write these: each batch reads all weights, so
+differ. To make a plan again takes longer than to write these: each batch reads all weights, so
 that nothing of Python is left in the caches.
 """
 
@@ -103,7 +103,7 @@ class TokenAttention:
         rows go to the same pages. The batch was the last that this was called with.
 
         Args:
-            more: how far each token is behind the one in its place.
+            more: how far each token comes after the one in its place.
         """
         rows = batch.segments[self.part]
         if self.launch is NOTHING:
@@ -115,7 +115,7 @@ class TokenAttention:
         return self._is_own and self._see(rows, positions, lengths)
 
     def growing(self, batch: Batch) -> list[int] | None:
-        """Addresses of the items that are one more for a token behind the one that the call is of,
+        """Addresses of the items that are one more for the token after the one that the call is of,
         in the same page; None if the call differs in more."""
         if not self._is_own or not self._sees_all or batch.segments[self.part].tail is not None:
             return None
@@ -132,7 +132,7 @@ class TokenAttention:
     def _visible(
         self, rows: SegmentBatch, sequence: int, position: int, length: int
     ) -> tuple[int, int]:
-        """As `visible_rows`, of a token, without NumPy."""
+        """What `visible_rows` gives for a token, without NumPy."""
         first, end = 0 if self._sees_all else int(self.params.first_visible(position)), position + 1
         if rows.tail is not None:
             begin = max(rows.tail.begin(position), rows.exact_from[sequence])
@@ -200,7 +200,7 @@ Prepare = Callable[[Batch], tuple[Launch | None, object]]
 several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
 
 Move = Callable[[Batch, Sequence[int], Sequence[int]], bool]
-"""Whether such a call is, as it is now, that of tokens at other positions, each so far behind."""
+"""Whether such a call, as it is now, also serves tokens at other positions, each so far after."""
 
 
 @dataclass
@@ -218,8 +218,8 @@ class _Alike:
         threads: that these run on.
         done: int64 [layers, items], cleared for each batch.
         filled: what the jobs were written from; None for jobs without work.
-        move: as `prepare` for tokens behind a batch's; None if it can't.
-        growing: what is one more in the jobs of the token behind; None as `move`.
+        move: what `prepare` does, for tokens after a batch's; None if it can't.
+        growing: what is one more in the jobs of the token after; None where `move` is.
     """
 
     prepare: Prepare
@@ -277,7 +277,7 @@ class _Alike:
 
 
 class AttentionSteps:
-    """Those of tokens in some layers.
+    """The attention calls of tokens in some layers.
 
     Args:
         attention, latents: plan the work; the first has the memory for it.
@@ -388,7 +388,7 @@ class AttentionSteps:
         return True
 
     def growing(self, batch: Batch) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """What differs in the jobs of a token behind the one of a batch that was prepared or moved
+        """What differs in the jobs of the token after the one of a batch that was prepared or moved
         last, in the same page: addresses of items that are one more, and memory that is 0 again,
         with its words. None if it is more than that."""
         items, cleared = list[int](), list[tuple[int, int]]()
@@ -402,8 +402,8 @@ class AttentionSteps:
         return items, cleared
 
     def move(self, batch: Batch, positions: Sequence[int], more: Sequence[int]) -> bool:
-        """As `prepare` for tokens at other positions than those of a batch, each so far behind,
-        and in the same pages; the batch was prepared last."""
+        """Prepare for tokens at other positions than the batch's, each so far after its own and in
+        the same pages; the batch was prepared last."""
         for group in self._groups.values():
             if group.move is None or not group.move(batch, positions, more):
                 return False

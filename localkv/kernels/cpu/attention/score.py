@@ -72,7 +72,7 @@ DIGITS = parameter("DIGITS", False)
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 ROW_MINIMA = parameter("ROW_MINIMA", 0)
-"""The same of minima."""
+"""Likewise for minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 CODEBOOK = DIGITS and FORMAT.n_centroids > 0
@@ -174,7 +174,7 @@ def start_sums(q: Address, at: int, head_dim: int) -> Any:
 
 @njit
 def add_products(sums: Any, halves: Any, q: Address, at: int, head_dim: int) -> Any:
-    """A channel, or two that are 16 apart, of all rows times those of all groups, as floats."""
+    """A channel, or two that are 16 apart, of all rows times all groups', as floats."""
     low = fma_grid(sums[0], halves[0], q, at, 0, head_dim)
     if HALVES == 1:
         return (low,)

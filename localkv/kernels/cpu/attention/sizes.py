@@ -32,7 +32,7 @@ CHANNEL_ROW = MOST_CHANNELS + 2 * LANES
 
 
 PAIR = 64
-"""Values of which types with outliers keep one apart (`quant_formats/nuq`)."""
+"""Values among which types with outliers keep one on its own (`quant_formats/nuq`)."""
 OUTLIER_ROOM = (PAIR + LANES) * LANES
 """Floats of scratch memory that adding V's outliers takes."""
 
@@ -175,7 +175,7 @@ class PartResult(NamedTuple):
 
 
 def part_result(n_rows: int, head_dim: int) -> PartResult:
-    """Of `n_rows` rows. Compiled kernels call this, too."""
+    """The layout of `n_rows` rows' results. Compiled kernels call this, too."""
     references = n_rows * head_dim
     return PartResult(0, references, references + n_rows, references + 2 * n_rows)
 

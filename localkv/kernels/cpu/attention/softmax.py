@@ -104,7 +104,7 @@ def soften(
 ) -> None:
     """Replace a row's `n` logits (a multiple of 16) by exp(logit) / 2^reference.
 
-    Those of all but tokens `first` to `end` - 1 become 0. `out`, `reference` and `total` are the
+    All but tokens `first` to `end` - 1 become 0. `out`, `reference` and `total` are the
     addresses of the row's state, see `clear_row`. A NaN among the others makes `total` NaN for
     good, whatever becomes of the reference.
     """

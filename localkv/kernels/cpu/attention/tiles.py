@@ -23,7 +23,7 @@ facts, decode = FORMAT.cpu_layout, FORMAT.part("cpu").decode
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 ROW_MINIMA = parameter("ROW_MINIMA", 0)
-"""The same of minima."""
+"""Likewise for minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE

@@ -57,7 +57,7 @@ DIGITS = parameter("DIGITS", False)
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 ROW_MINIMA = parameter("ROW_MINIMA", 0)
-"""The same of minima."""
+"""Likewise for minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 CODEBOOK = DIGITS and FORMAT.n_centroids > 0

@@ -152,7 +152,7 @@ def add_values(
     scales: Vectors,
     group: int,
 ) -> Vectors:
-    """The same of weights that are floats."""
+    """Add values times weights that are floats."""
     sums = zeros_f32(FLOAT_SUMS)
     for half in range(2):
         for i in range(LANES):

@@ -73,7 +73,7 @@ def _function(callback: Any) -> Function:
 
 
 class _Library(JITCodeLibrary):
-    """The code of one function; only that of a callback is finished.
+    """The code of one function; only a callback's is finished.
 
     Attributes:
         callback: the C function's name, if it is one.
@@ -95,7 +95,7 @@ class _Library(JITCodeLibrary):
 
     def _hide_all_else(self) -> None:
         """Leave the callback as the only name that other object files see: processes count
-        functions anew, so that two files could have different functions of one name."""
+        functions from the start, so that two files could have different functions of one name."""
         module = self._final_module
         for item in (*module.functions, *module.global_variables):
             is_own = item.name == self.callback or item.name.startswith("llvm.")

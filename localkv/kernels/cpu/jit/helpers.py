@@ -159,7 +159,7 @@ def run_helped(state: Address, worker: Address, job: Address, n_helpers: Count) 
 
 @njit
 def run_each(state: Address, steps: Address, n_steps: Count) -> None:
-    """As `run_steps`."""
+    """Run what `run_steps` runs."""
     for i in range(n_steps):
         worker, job = get_i64(steps, 3 * i), get_i64(steps, 3 * i + 1)
         n_helpers = get_i64(steps, 3 * i + 2)

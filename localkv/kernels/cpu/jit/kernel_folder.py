@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 DAY = 86400
 KEPT_DAYS = 90
-"""How long a kernel is kept that no process takes: that of another version, CPU or model."""
+"""How long a kernel is kept that no process takes: another version's, CPU's or model's."""
 MOST_BYTES = 1 << 26
 """A kernel has some 100 KiB."""
 MOST_KEPT = 1 << 30
@@ -80,7 +80,7 @@ def write_kernel(path: Path, data: bytes) -> None:
     """Put a file in place of whatever is there, at once.
 
     Raises:
-        OSError: it can't be written; nothing is left behind.
+        OSError: it can't be written; nothing is left over.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
@@ -103,10 +103,10 @@ def mark_used(path: Path) -> None:
 
 def remove_unused(folder: Path, most_bytes: int = MOST_KEPT) -> None:
     """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left; then
-    those that were not taken for the longest time, until the rest has `most_bytes` at most.
+    the ones that were not taken for the longest time, until the rest has `most_bytes` at most.
 
     It looks at every file, so it does nothing within a day of the last time. A process that is
-    about to take one of them compiles it anew, as if it had never been there.
+    about to take one of them compiles it again, as if it had never been there.
     """
     now, looked = time.time(), folder / LOOKED
     with suppress(OSError):

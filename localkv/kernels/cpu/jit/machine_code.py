@@ -60,7 +60,7 @@ def target() -> tuple[str, str, str]:
 
 
 def toolchain() -> str:
-    """What machine code depends on besides its source."""
+    """What machine code depends on, its source aside."""
     versions = f"{_numba_version()} {llvmlite.__version__} {sys.version_info[:2]}"
     return f"{versions} {target()}"
 
@@ -138,7 +138,7 @@ def _digest(name: str, archive: bytes) -> bytes:
 
 
 def unpack(name: str, data: bytes) -> Functions | None:
-    """The functions of a file, or None if it is damaged or that of another module."""
+    """The functions of a file, or None if it is damaged or another module's."""
     content = data[_DIGEST_BYTES:]
     if _digest(name, content) != data[:_DIGEST_BYTES]:
         return None

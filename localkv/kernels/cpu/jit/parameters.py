@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 Value = int | str
-"""Of a parameter: an integer, a truth value or a name."""
+"""A parameter's value: an integer, a truth value or a name."""
 
 T = TypeVar("T", bound=Value)
 

@@ -74,7 +74,7 @@ def _are_same(a: tuple[SegmentBatch, ...], b: tuple[SegmentBatch, ...]) -> bool:
 
 
 def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
-    """Those that a layer has; one that stores nothing has only that of q."""
+    """The projections that a layer has; one that stores nothing has only q's."""
     layers = (weights.attn_q, weights.attn_k, weights.attn_v)
     return tuple(layer for layer in layers if layer is not None)
 
@@ -130,7 +130,7 @@ def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: Attenti
 
 
 class AttentionLayer:
-    """As `Backend.mixers` has it.
+    """A mixer of attention, one of `Backend.mixers`.
 
     Args:
         composed: for layers whose matrices have no kernel.
@@ -177,7 +177,7 @@ class AttentionLayer:
         return runs(*_projections(layer.attention)) and not (attn.gated and attn.key_dim % LANES)
 
     def merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
-        """As `merge_segments`, in the place of the first."""
+        """What `merge_segments` gives, in the place of the first."""
         out, lse = parts[0]
         n_tokens, n_heads, size = shape = out.shape
         if size % LANES or len(parts) > MOST_PARTS:

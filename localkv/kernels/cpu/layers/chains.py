@@ -72,7 +72,7 @@ def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tupl
 
 
 def norm_cpu(x: Floats, norm: Norm) -> Floats:
-    """As `norm`, for float32."""
+    """See `norm`; for float32."""
     x, n = np.ascontiguousarray(x), x.shape[-1]
     out, eps = np.empty_like(x), np.array([norm.spec.eps], np.float32)
     worker, job = norm_step(norm, x, eps, out, x.size // n)
@@ -85,7 +85,7 @@ GATED: dict[Activation, str] = {"silu": "swiglu", "gelu": "geglu"}
 
 
 def activate_cpu(hidden: Floats, up: Floats | None, mlp: MlpSpec) -> Floats:
-    """As `activate`, for float32 of any width."""
+    """See `activate`; for float32 of any width."""
     if up is None or mlp.sparsity or mlp.activation not in GATED:
         y: Floats = activate(hidden, up, mlp)
         return y
@@ -97,7 +97,7 @@ def activate_cpu(hidden: Floats, up: Floats | None, mlp: MlpSpec) -> Floats:
 
 
 def apply_rope_cpu(x: Floats, table: RopeTable) -> Floats:
-    """As `apply_rope`, for float32 x [tokens, heads, head_dim]."""
+    """See `apply_rope`; for float32 x [tokens, heads, head_dim]."""
     out = x.copy()
     n_tokens, n_heads, head_dim = x.shape
     pairs = table.cos.shape[-1]
@@ -115,7 +115,7 @@ def apply_rope_cpu(x: Floats, table: RopeTable) -> Floats:
 MANY_CHAINS = 4096
 """The most that are remembered."""
 FEW_TOKENS = 16
-"""Each number of tokens up to this one has chains of its own; those of more replace each other."""
+"""Each number of tokens up to this one has chains of its own; larger numbers share one."""
 RESIDUALS = KernelSource("linear/residuals")
 ROW_STEPS = KernelSource("linear/row_steps")
 
@@ -165,7 +165,7 @@ class LayerChains:
         self.numbers = dict[tuple[float, ...], Floats]()
 
     def forget(self) -> None:
-        """Make all chains anew."""
+        """Drop all chains, so that they are made again."""
         self.kept.clear()
 
     def floats(self, *values: float) -> Memory:
@@ -182,7 +182,7 @@ class LayerChains:
         make: Callable[[Chain], None],
         *facts: int,
     ) -> Chain:
-        """The chain of an operation on some weights, made anew if anything else has changed."""
+        """The chain of an operation on some weights, made again if anything else has changed."""
         key = name, id(made_for[0]), n_tokens if n_tokens <= FEW_TOKENS else 0
         facts = (n_tokens, n_threads(), *facts)
         kept = self.kept.get(key)

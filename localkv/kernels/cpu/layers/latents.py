@@ -49,7 +49,7 @@ def is_fused(layer: LayerWeights) -> bool:
 
 
 class LatentLayer:
-    """As `Backend.mixers` has it.
+    """A mixer of latent attention, one of `Backend.mixers`.
 
     Args:
         composed: for layers whose matrices have no kernel.

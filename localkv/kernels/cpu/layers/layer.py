@@ -47,7 +47,7 @@ from localkv.simd.cpu_features import LANES
 
 
 class ExpertLayer:
-    """Both kinds of blocks with experts, in place of those of `composed`."""
+    """Both kinds of blocks with experts, in place of the ones of `composed`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ def down_of(layer: LayerWeights) -> Linear:
 
 
 class CpuLayer:
-    """Fused operations, in place of those of `composed`.
+    """Fused operations, in place of the ones of `composed`.
 
     Args:
         scratch: shared with the products; one thread uses it at a time.
@@ -302,7 +302,7 @@ class CpuLayer:
         return capped_logits(out, spec)
 
     def forget(self) -> None:
-        """Make all chains anew."""
+        """Drop all chains, so that they are made again."""
         self.chains.forget()
 
     def mixers(self) -> dict[type[Mixer], Mix]:

@@ -3,8 +3,8 @@
 Between chains Python has to fill in addresses, helpers of other threads may fall asleep, and what
 it needs has left the caches, as each token reads all weights. So everything that a token's layers
 work on has a place that stays, and steps of all layers are one chain. What no chain can run is
-called in between (`TokenProgram.stages`). Workers and their order are those of layers that run one
-by one, and so are the bits. Tokens are of one text, as guesses are, or of several.
+called in between (`TokenProgram.stages`). Workers and their order, and so the bits, are the same as
+in layers that run one by one. Tokens are of one text, as guesses are, or of several.
 
 A draft's guesses run a program of one token again and again, with no Python in between:
 
@@ -418,7 +418,7 @@ class TokenPlaces:
         return self.chain
 
     def call(self, work: Call) -> None:
-        """Do this behind the steps that were added, and before those that follow."""
+        """Do this after the steps that were added, and before the ones that follow."""
         self.chain = None
         self.stages.append(work)
 
@@ -456,13 +456,13 @@ class TokenPlaces:
         return found
 
     def fill_next(self, moved: MovedBatch, more: Sequence[int]) -> None:
-        """As `fill`, but for x.
+        """Fill all but x.
 
         Views of memory, and items one by one: to copy arrays NumPy reads more of its own code and
         data, none of which is in a cache here.
 
         Args:
-            more: how far each token is behind the one before.
+            more: how far each token comes after the one before.
         """
         for places, rotations in zip(self._rotation_places, moved.rotations, strict=True):
             if rotations is not None:
@@ -502,7 +502,7 @@ class TokenPlaces:
         self.rows[0][:] = x
 
     def growing(self) -> list[int]:
-        """Addresses of the items that are one more for a token behind this one, in the page."""
+        """Addresses of the items that are one more for the token after this one, in the page."""
         return [address(slots) for _, slots, _ in self._pools.values()]
 
     def turns(self, moved: MovedBatch, n: int) -> list[tuple[int, int, int]] | None:
@@ -526,7 +526,7 @@ class TokenPlaces:
 
 
 def _arrays(inputs: TokenInputs) -> dict[str, Floats]:
-    """Those of tokens, by the names of chains."""
+    """The arrays of tokens, by the names of chains."""
     found = dict[str, Floats]()
     if inputs.rope is not None:
         found |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
@@ -585,7 +585,7 @@ class TokenGuesses:
     def run(
         self, moved: MovedBatch, more: Sequence[int], guessing: Guessing, embedding: Embedding
     ) -> Guessed | None:
-        """The tokens behind one whose places are filled; as `RunGuesses` has it.
+        """Guess the tokens after one whose places are filled; see `RunGuesses`.
 
         Raises:
             BoundsError: a token is not in the vocabulary.
@@ -706,7 +706,7 @@ class TokenProgram:
         self.head = head
 
     def run(self, x: Floats, given: TokenBatch) -> Floats | None:
-        """x [tokens, n_embd] behind all layers, or the logits; None if attention is cut otherwise.
+        """x [tokens, n_embd] after all layers, or the logits; None if attention is cut otherwise.
 
         Raises:
             BoundsError: the tokens are not of the caches that this was made for.
@@ -775,14 +775,14 @@ class TokenProgram:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A program, and the numbers that it was made for, besides the objects that it keeps."""
+    """A program, the objects that it keeps, and the numbers that it was made for."""
 
     facts: tuple[object, ...]
     program: TokenProgram
 
 
 class TokenPrograms:
-    """As `Backend.run_layers` has it: programs of a backend's models.
+    """Programs of a backend's models, for `Backend.run_layers`.
 
     Args:
         operations: of layers.
@@ -804,11 +804,11 @@ class TokenPrograms:
         self.kept = dict[tuple[object, ...], _Kept]()
 
     def forget(self) -> None:
-        """Make all programs anew."""
+        """Drop all programs, so that they are made again."""
         self.kept.clear()
 
     def run_next(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> Floats | None:
-        """Run tokens like those of the batch before, as `Backend.run_next` has it."""
+        """Run tokens that differ little from the batch before; see `Backend.run_next`."""
         program = self._last(layers, moved)
         if program is None or program.head is None or not program.move(moved, self.embedding):
             return None

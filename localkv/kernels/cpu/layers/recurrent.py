@@ -28,7 +28,7 @@ from localkv.kernels.layer_weights import (
 
 
 class RecurrentLayer:
-    """As `Backend.mixers` has it.
+    """A recurrent mixer, one of `Backend.mixers`.
 
     Args:
         composed: the mixers put together from primitives, for sizes that have no kernel.
@@ -89,7 +89,7 @@ class RecurrentLayer:
         spec: LayerSpec,
         state: StateRows,
     ) -> None:
-        """From "x" to "out", by these names of the chain, and those of `RecurrentSteps`."""
+        """Add the steps from the chain's "x" to its "out", with the names of `RecurrentSteps`."""
         linears = _projections(layer.mixer)
         h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
         places: dict[str, Where] = {

@@ -72,7 +72,7 @@ def activation(x: Any, parameters: Address) -> Any:
 
 @njit
 def threshold(x: Address, n: int, n_deviations: Any) -> Any:
-    """Mean and so many standard deviations (over n - 1) of n floats."""
+    """The mean of n floats plus some of their standard deviations (over n - 1)."""
     total = zero_f32()
     for i in range(0, n, 16):
         total = add(total, load_f32(x, i))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 HUGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25
 REST = 10
-"""Rests are so many times as long as joining a page took, which is 0.5 to 20 ms."""
+"""How many times as long as joining a page took a rest is; joining takes 0.5 to 20 ms."""
 
 
 class PageJoiner:
@@ -41,7 +41,7 @@ class PageJoiner:
         """Join the huge pages that lie in a part of anonymous memory.
 
         Args:
-            first, end: its address, and that behind it.
+            first, end: its address, and the one after it.
         """
         first = -(-first // HUGE_BYTES) * HUGE_BYTES
         if first + HUGE_BYTES > end or sys.platform != "linux":
@@ -70,7 +70,7 @@ class PageJoiner:
 Bytes = npt.NDArray[np.uint8]
 
 JOINER = PageJoiner()
-"""Of all models."""
+"""The one of all models."""
 
 
 class PanelArena:

@@ -1,6 +1,6 @@
 """Rows of the embedding, one at a time: what each generated token begins with.
 
-NumPy takes some twenty calls to decode a row, each of which finds nothing of its own in the caches
+NumPy takes some twenty calls to decode a row, and none finds anything of its own in the caches
 after a token has read all weights; a kernel is done in a twentieth of that time.
 """
 
@@ -31,7 +31,7 @@ def embedding_source(name: str) -> KernelSource | None:
 
 
 class _Rows:
-    """Of one matrix [n_rows, n_in], whose rows lie in memory one after the other."""
+    """The rows of one matrix [n_rows, n_in], which lie in memory one after the other."""
 
     def __init__(self, weight: PackedTensor, scale: float, source: KernelSource) -> None:
         self.weight, self.scale = weakref.ref(weight), scale
@@ -95,7 +95,7 @@ class RowJob(NamedTuple):
 
 
 class Embedding:
-    """As `Backend.embed`."""
+    """See `Backend.embed`."""
 
     def __init__(self) -> None:
         self._rows: _Rows | None = None

@@ -1,7 +1,7 @@
 """The worker that decodes one row of a matrix, compiled for each format with panels.
 
 A record at a time becomes one of a panel whose other rows are empty, so what a format's codes and
-scales are is said once, for products. Values are those of its reference, bit for bit.
+scales are is said once, for products. Values are its reference's, bit for bit.
 """
 
 from __future__ import annotations

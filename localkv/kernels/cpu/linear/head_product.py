@@ -42,7 +42,7 @@ IN_PLACE = KIND in IN_PLACE_FORMATS
 def multiply_alone(
     job: Any, rows: Address, first: Count, last: Count, x: Address, out: Address, packed: Address
 ) -> None:
-    """Rows as in the file, those of panels `first` to `last`, with the only token."""
+    """Rows as in the file, of panels `first` to `last`, times the only token."""
     pack_planes(KIND, x, job.n_in, job.n_blocks, packed, 0, job.n_blocks)
     row_bytes, sums = job.item_bytes // LANES, stack_memory(TOTALS_BYTES)
     end = min(last * LANES, job.n_out)

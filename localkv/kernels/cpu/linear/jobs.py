@@ -28,16 +28,16 @@ PANEL_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size > 
 """The formats that are multiplied in panels."""
 
 ROW_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size == 1)
-"""Those whose rows are multiplied as they are in the file."""
+"""The formats whose rows are multiplied as they are in the file."""
 
 ROUNDED_ROW_NAMES = ("bf16",)
-"""Of these, those whose activations are rounded to the same format where the CPU multiplies it."""
+"""The ones among them whose activations are rounded to the format where the CPU multiplies it."""
 
 IN_PLACE_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.stays_in_file)
-"""Those that stay in the file where CPUs multiply bytes: panels are made to be multiplied."""
+"""The formats that stay in the file where CPUs multiply bytes: panels are made to be multiplied."""
 
 MADE_BYTES = 1 << 18
-"""Of panels that a thread makes for many tokens: part of a core's cache."""
+"""Bytes of panels that a thread makes for many tokens: part of a core's cache."""
 
 PART_BYTES = 256
 """Room for the job of a part of a step (`linear/jobs.py`), which each thread makes."""
@@ -52,7 +52,7 @@ def panels_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:
 
 
 class _Layouts(Mapping[str, PanelLayout]):
-    """Those of all formats; the files of a format are imported for who asks for it."""
+    """All formats' layouts; the files of a format are imported for who asks for it."""
 
     def __init__(self) -> None:
         self._known = dict[str, PanelLayout]()
@@ -97,7 +97,7 @@ BFLOAT_PAIRS = "bf16 pairs"
 """Rows of BF16 that meet activations in BF16."""
 
 BFLOAT_BLOCK_BYTES = 2 * BLOCK
-"""Of a token's activations in BF16, for `BLOCK` columns."""
+"""Bytes of a token's activations in BF16, for `BLOCK` columns."""
 
 ROUNDED_ROWS = dict.fromkeys(ROUNDED_ROW_NAMES, BFLOAT_PAIRS) if HAS_BFLOAT_DOTS else {}
 """The formats of rows as in the file for which activations are rounded on this CPU, and how such
@@ -139,8 +139,8 @@ class MultiplyJob(NamedTuple):
         activations: packed, or float32 [n_tokens, n_in].
         chunk: panels or rows of a chunk.
         panel_bytes: bytes of a panel.
-        group, panels: panels that a thread makes on the way at a time, and memory for those of all
-            threads; 0 where none are made.
+        group, panels: panels that a thread makes on the way at a time, and memory for all
+            threads'; 0 where none are made.
     """
 
     next_chunk: Item
@@ -189,7 +189,7 @@ class FillJob(NamedTuple):
         record_blocks, record_bytes: blocks of a record, its bytes.
         panel_bytes: bytes of a panel.
         n_planes, table: rows and address of `PanelLayout.table`.
-        rows, panels: those of all matrices.
+        rows, panels: of all matrices.
     """
 
     next_panel: int
@@ -266,7 +266,7 @@ class ActivationJob(NamedTuple):
         next_row: the row to take next.
         n_rows, n: rows, and values of one, a multiple of 16.
         x, up: [n_rows, n]; `up` is 0 without a gate.
-        parameters: float32 [4], those of xIELU as they are used (alpha_p, alpha_n, beta, eps) and,
+        parameters: float32 [4], xIELU's as they are used (alpha_p, alpha_n, beta, eps) and,
             with sparsity, the number of standard deviations; or 0.
     """
 
@@ -510,7 +510,7 @@ class EmbeddingJob(NamedTuple):
 
 
 class RecordJob(NamedTuple):
-    """What `lay_panel` reads of a job, for a record alone: `row_bytes` are those of a row in it."""
+    """What `lay_panel` reads of a job, for a record alone: `row_bytes` are a row's in it."""
 
     row_bytes: int
     block_bytes: int
@@ -527,7 +527,7 @@ class GuessJob(NamedTuple):
         next_piece: unused, as there is one piece.
         is_over: whether no further token is to be evaluated.
         n_evaluated: tokens that were.
-        n_given, given: those at the start, int64 [n_given], the first of which is prepared.
+        n_given, given: the tokens at the start, int64 [n_given], the first of which is prepared.
         n_guessed, most: tokens that were guessed, and how many may be.
         n_vocab: tokens that are guessed.
         logits: float32 [n_vocab] after the last one.

@@ -163,7 +163,7 @@ class LatePanels:
         self._is_first = True
 
     def evaluate(self, n_tokens: int) -> bool:
-        """Make what is due before so many tokens are evaluated.
+        """Make what is due before `n_tokens` tokens are evaluated.
 
         Returns:
             Whether products read other memory from now on.
@@ -213,7 +213,7 @@ class LateTensor(KernelTensor):
     Attributes:
         late: whose it is.
         made: the panels of all of the stack that this may be a part of.
-        panels: those of this part.
+        panels: this part's.
         facts: of one matrix.
     """
 

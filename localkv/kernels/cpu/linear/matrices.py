@@ -99,7 +99,7 @@ class Packing:
 
 
 def row_packing(name: str, n_in: int) -> Packing | None:
-    """Of rows as in the file; None where activations stay float32."""
+    """How activations are packed for rows as in the file; None where they stay float32."""
     if name not in ROUNDED_ROWS:
         return None
     return Packing(product_kernel(name), -(-n_in // BLOCK), BFLOAT_BLOCK_BYTES, side_by_side=True)
@@ -164,7 +164,7 @@ class KernelTensor(PackedTensor, ABC):
     @property
     @abstractmethod
     def items(self) -> Items:
-        """Of one matrix."""
+        """The panels or rows of one matrix."""
 
     @abstractmethod
     def check_items(self) -> None:
@@ -363,7 +363,7 @@ def kind_of(weight: PackedTensor) -> tuple[str, bool]:
 
 
 def late_item(weight: KernelTensor) -> Memory | int:
-    """Of a `MatrixJob`."""
+    """The item `late` of a `MatrixJob`."""
     return 0 if weight.late_job is None else Memory(weight.late_job, weight.late_job.nbytes)
 
 

@@ -98,7 +98,7 @@ F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
 
 SCALE, START, SECOND_START = range(3)
 VALUE_SUMS = START, SECOND_START
-"""What is known of a block in 8 bits besides its codes, a word each: its scale; for weights whose
+"""What is known of a block in 8 bits, its codes aside, a word each: its scale; for weights whose
 codes are too large what integer products start with, -surplus * the sum of the codes; for those
 with minima the sum of the values, scale * the sum of the codes. Both are of the first half and of
 the second where these have scales of their own, else of all (and the second word is 0)."""
@@ -114,15 +114,15 @@ class PackedBlock:
     tokens: int
 
     def column(self, index: int, token: int) -> int:
-        """Of float32; `index` BLOCK is the sum, or with halves that of the first."""
+        """A float32 column; `index` BLOCK is the sum, or with halves the first one's."""
         return 4 * (index * self.tokens + token)
 
     def codes(self, word: int, token: int) -> int:
-        """Of 8 bits: the codes of columns 4 word to 4 word + 3."""
+        """The codes of 8 bits of columns 4 word to 4 word + 3."""
         return 4 * (word * self.tokens + token)
 
     def fact(self, name: int, token: int) -> int:
-        """Of 8 bits: SCALE, START, SECOND_START or one of VALUE_SUMS."""
+        """A fact of 8 bits: SCALE, START, SECOND_START or one of VALUE_SUMS."""
         return BLOCK * self.tokens + 4 * (name * self.tokens + token)
 
 
@@ -306,7 +306,7 @@ def pack_planes(
 
 CACHE_LINE, PAGE = 64, 4096
 SMALL_BLOCKS = 8
-"""Blocks of which one field is laid out after the other, where a record has several blocks."""
+"""Blocks whose fields are laid out one after the other, where a record has several blocks."""
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
 
 
@@ -437,10 +437,10 @@ BLOCK_BYTES = SCALE_BYTES + BLOCK
 GROUP_BLOCKS = LANES
 """Blocks whose sums fill a vector."""
 ROWS = 4
-"""Whose blocks are added up at a time: each sum waits for that of the block before."""
+"""Rows whose blocks are added up at a time: each sum waits for the sum of the block before."""
 TOTALS_BYTES = 4 * ROWS
 PIECE_BLOCKS = 256
-"""Of rows, whose terms stay in memory until then."""
+"""Blocks of rows whose terms stay in memory until then."""
 ROW_TERMS_BYTES = 2 * 4 * PIECE_BLOCKS
 TERMS_BYTES = ROWS * ROW_TERMS_BYTES
 PANEL_PREFETCH_BLOCKS = 16
@@ -521,7 +521,7 @@ def _dot(b: Builder, codes: Value, x: Value) -> Value:
 
 
 def _products(b: Builder, row: Value, codes: Value, n_blocks: int) -> list[Any]:
-    """Those of pairs of blocks, a vector each; what completes 16 blocks is zero."""
+    """The products of pairs of blocks, a vector each; what completes 16 blocks is zero."""
 
     def block(start: Value, size: int, i: int) -> Value:
         return ir.Constant(HALF, [0] * 8) if i >= n_blocks else load_at(b, start, size * i, HALF)
@@ -550,7 +550,7 @@ def _put_group(b: Builder, row: Value, x: list[Any], terms: Value, n_blocks: int
     Args:
         row: address of the blocks.
         x: addresses of codes, scales and starts of the activations.
-        terms: address of a vector for the first factors; the others are behind those of a piece.
+        terms: address of a vector for the first factors; the others follow a piece's.
     """
     codes, scales, starts = x
     halves = ir.Constant(lanes_of(i16), [0] * LANES)

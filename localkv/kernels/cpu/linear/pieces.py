@@ -30,7 +30,7 @@ def read_matrix(address: Address, index: int) -> Any:
 
 @njit
 def put_job(address: Address, items: Any) -> Address:
-    """Write a named tuple's items; returns the address behind them."""
+    """Write a named tuple's items; returns the address after them."""
     for i in range(len(items)):
         put_i64(address, i, items[i])
     return address + 8 * len(items)

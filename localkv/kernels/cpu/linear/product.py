@@ -107,7 +107,7 @@ def multiply_records(
 
 @njit
 def multiply_unpacked(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
-    """As `multiply_panels`, for many tokens and formats whose codes take long to read."""
+    """What `multiply_panels` does, for many tokens and formats whose codes take long to read."""
     stride, more_stride = 4 * matrix.n_out, matrix.addend_stride
     sums = sums_memory()
     for start in range(0, job.n_tokens, GROUP_TOKENS):
@@ -200,7 +200,7 @@ def multiply_alone(job: Any, matrix: Any, first: Count, last: Count) -> None:
 
 @njit
 def multiply_in_place(job: Any, thread: Count, matrix: Any, first: Count, last: Count) -> None:
-    """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
+    """Multiply any number of tokens; panels are made a few at a time, in the thread's part."""
     if job.n_tokens == 1:
         multiply_alone(job, matrix, first, last)
         return

@@ -1,6 +1,6 @@
 """Products with packed matrices on the CPU.
 
-`CpuProducts.prepare` lays a matrix out anew when it is loaded (`shared/cpu/panel_layout.py`), and
+`CpuProducts.prepare` lays a matrix out when it is loaded (`shared/cpu/panel_layout.py`), and
 its products read that layout as it is: no weight is ever decoded into memory, but for codes that
 take long to read, a few at a time, in a core's cache (`linear/tiles.py`). Where CPUs multiply
 bytes Q8_0 stays in the file (`linear/panels.py`). F32, F16 and BF16 rows are read as in the file
@@ -54,12 +54,12 @@ from localkv.system.threads import n_threads
 CHUNKS_PER_THREAD = 8
 """How finely work is divided where there is little, so that threads end together."""
 LEAST_BYTES = 1 << 16
-"""Of weights for a thread, times the tokens. A helper costs whom it helps 1.5 us, in which memory
-gives a core about half as much; where there is less for it, it is not asked."""
+"""Bytes of weights for a thread, times the tokens. A helper costs whom it helps 1.5 us, in which
+memory gives a core about half as much; where there is less for it, it is not asked."""
 
 
 class Shares(NamedTuple):
-    """Of some items (panels or rows).
+    """How some items (panels or rows) are shared among threads.
 
     Attributes:
         threads: that work on them.
@@ -89,7 +89,7 @@ def shares(n_items: int, n_bytes: int, n_tokens: int, most: int, n_threads: int)
 
 
 PIECES_PER_THREAD = 4
-"""Of a head's matrix there are as many parts as this takes, so that threads end together."""
+"""A head's matrix has as many parts as this takes, so that threads end together."""
 
 
 def head_source(name: str) -> KernelSource:
@@ -187,7 +187,7 @@ def head_products(scratch: Scratch, x: Floats, stack: PackedTensor) -> Floats:
 
 
 LONGER = 4
-"""Chunks for one token are so many times as large as for others: no cache has to keep them, and
+"""How many times as large chunks for one token are as for others: no cache has to keep them, and
 where one begins nothing was asked of memory ahead. Workers have memory for the sums of several
 tokens with chunks of `most_items`."""
 
@@ -215,7 +215,7 @@ def with_bias(layer: Linear, out: Where) -> Product:
 
 
 def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
-    """Products with matrices of one format, in one step after that of the activations, if any."""
+    """Products with matrices of one format, in one step after the activations', if any."""
     first = products[0].weight
     n_in = first.shape[-1]
     weights, matrices = list[KernelTensor](), list[MatrixJob]()
@@ -321,5 +321,5 @@ class CpuProducts:
         return out
 
     def head_products(self, x: Floats, stack: PackedTensor) -> Floats:
-        """As `kernels.linear.head_products`, all heads at once."""
+        """See `primitives.head_products`; all heads at once."""
         return head_products(self._scratch, round_activations(x, stack), stack)

@@ -1,4 +1,4 @@
-"""The CPU's work behind products that some layers have: norms before the residual is added, gates.
+"""The CPU's work after products that some layers have: norms before the residual is added, gates.
 
 A row's result does not depend on other rows.
 """

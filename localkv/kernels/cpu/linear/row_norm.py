@@ -50,7 +50,7 @@ def centred_row(x: Address, n: int, out: Address) -> None:
 
 @njit
 def turn_row(x: Address, n_pairs: Count, neighbours: Count, cos: Address, sin: Address) -> None:
-    """Turn pairs of channels in place: those beside each other, or `n_pairs` apart."""
+    """Turn pairs of channels in place: neighbours, or channels `n_pairs` apart."""
     apart = 1 if neighbours else n_pairs
     step = 2 if neighbours else 1
     for i in range(n_pairs):

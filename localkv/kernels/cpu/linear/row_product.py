@@ -37,14 +37,14 @@ KIND = parameter("FORMAT", "f16")
 """Or BFLOAT_PAIRS."""
 IS_PACKED = KIND == BFLOAT_PAIRS
 ROW_BYTES, X_BYTES = row_dots(KIND).row_bytes, row_dots(KIND).x_bytes
-"""Of a value."""
+"""Bytes of a value."""
 PIECE = 4096 // X_BYTES
-"""Columns of a tile that meet at a time: those of tokens stay in half of a first-level cache."""
+"""Columns of a tile that meet at a time: the tokens' stay in half of a first-level cache."""
 SOME_TOKENS = min(4, MAX_TILE_TOKENS)
-"""Of a tile that has fewer than most."""
+"""Tokens of a tile that has fewer than most."""
 TILE_BYTES = TILE_ROWS * MAX_TILE_TOKENS * SUM_BYTES
 SUMS_BYTES = CHUNK_ROWS // TILE_ROWS * TILE_BYTES
-"""Of the sums of a chunk with a tile of tokens."""
+"""Bytes of the sums of a chunk with a tile of tokens."""
 
 
 @njit

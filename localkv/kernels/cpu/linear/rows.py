@@ -34,7 +34,7 @@ from localkv.simd.vector import constant, f32, i8, i32, i64, lanes_of, multiply_
 def _completed(
     b: Builder, row: Value, first: Value, n: Value, value_bytes: int, step: int
 ) -> Value:
-    """The address of a copy of the row's last `n` values, from `first` on, and zeros behind."""
+    """The address of a copy of the row's last `n` values, from `first` on, and zeros after them."""
     kind = lanes_of(i8, step * value_bytes)  # stored at once, which an array is not
     copy = cgutils.alloca_once(b, kind)
     b.store(ir.Constant(kind, None), copy)
@@ -50,7 +50,7 @@ Load = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class RowDots:
-    """How values of rows meet those of tokens.
+    """How values of rows meet values of tokens.
 
     Attributes:
         step: values of a vector; both lie side by side, tokens completed by zeros to whole vectors
@@ -80,7 +80,7 @@ class RowDots:
     ) -> None:
         """Add products of `n` values of rows and tokens, at i8*, to sums of token after token.
 
-        A row alone with a token asks for memory ahead, which is that of the next rows.
+        A row alone with a token asks for memory ahead, the next rows'.
         """
 
         def add_products(row_at: list[Any], x_at: list[Any]) -> None:
@@ -112,7 +112,7 @@ def _load_pairs(b: Builder, address: Value) -> Any:
 
 
 def row_dots(kind: str) -> RowDots:
-    """Of a format, or BFLOAT_PAIRS."""
+    """The dots of a format, or of BFLOAT_PAIRS."""
     if kind == BFLOAT_PAIRS:
         return RowDots(2 * LANES, 2, 2, _load_pairs, _load_pairs, dot_of_bfloats_last, pads=True)
     load, load_f32 = (FORMATS[name].part("cpu").load_values for name in (kind, "f32"))
@@ -180,7 +180,7 @@ def multiply_rows(
 
 
 SUM_BYTES = 4 * LANES
-"""Of a row's sums with a token."""
+"""Bytes of a row's sums with a token."""
 
 
 @intrinsic(prefer_literal=True)

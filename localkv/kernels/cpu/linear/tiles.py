@@ -7,8 +7,8 @@ other tokens of the batch: every tile adds up the same numbers in the same order
 
 A tile of one panel loads each word of the activations for one product only, and
 loads are what it waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many
-loads of vectors. Two panels share them. Codes are read anew for every four tokens, as there are not
-registers enough to keep them. Sums are those of the tile of one panel, bit for bit.
+loads of vectors. Two panels share them. Codes are read again for every four tokens, as there are
+not registers enough to keep them. Sums are those of the tile of one panel, bit for bit.
 
 Codes that take long to read are unpacked once for many tokens. An unpacked record is a block after
 the other: eight vectors of codes, as they are multiplied, then the vectors of its scales and of its
@@ -54,7 +54,7 @@ from localkv.simd.memory import FAR_BYTES, emit_prefetch, emit_stream_prefetch, 
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 
 PREFETCH_TOKENS = 8
-"""The most tokens of a tile that asks. So many generated ones meet panels that come from memory;
+"""The most tokens of a tile that asks. That many generated ones meet panels that come from memory;
 prompts, whose tiles find them in the second cache, lose nothing by it."""
 
 
@@ -71,7 +71,7 @@ def ask_ahead(b: Builder, fmt: PanelFormat, line: Value) -> None:
 
 
 def opaque(builder: Builder, address: Value) -> Value:
-    """The same address, made opaque to LLVM.
+    """An address, made opaque to LLVM.
 
     Otherwise LLVM keeps words that hold bits of several blocks in registers until these run out.
     """
@@ -139,7 +139,7 @@ def add_half(
     act: Value,
     sums: Sums,
 ) -> None:
-    """The same for what has one scale: half a block, or all of it."""
+    """Add what has one scale: half a block, or all of it."""
     at = PackedBlock(tokens)
     for group in [range(t, min(tokens, t + 4)) for t in range(0, tokens, 4)]:
         totals = {}
@@ -159,7 +159,7 @@ def add_half(
 
 
 def add_minima(b: Builder, minima: list[Any], tokens: int, act: Value, sums: Sums) -> None:
-    """The same for the minima of a block."""
+    """Add the minima of a block."""
     at = PackedBlock(tokens)
     for half, minimum in enumerate(minima):
         for t in range(tokens):
@@ -170,7 +170,7 @@ def add_minima(b: Builder, minima: list[Any], tokens: int, act: Value, sums: Sum
 def _float_block(
     b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: Sums
 ) -> None:
-    """The same with activations in float32."""
+    """A block with activations in float32."""
     at = PackedBlock(tokens)
     codes = fmt.codes(record, block)
     scales = fmt.scales(record, block)
@@ -232,7 +232,7 @@ def multiply_tile(
 
     Args:
         kind, tokens: a format's name and the tokens of the tile; known when compiling.
-        panel, activations, out: addresses; `out` is that of float32 [tokens, n_rows].
+        panel, activations, out: addresses; `out` is float32 [tokens, n_rows].
         out_stride: bytes from token to token in `out`.
         n_rows: rows of the panel that exist.
         addend: address of what is added, float32 as `out`, or 0.
@@ -277,8 +277,8 @@ def multiply_tile(
 
 
 PAIR_FORMATS = ("q4_0", "q4_1", "q5_0") if HAS_AVX512 and HAS_VNNI else ()
-"""Formats that gain. Codes are read twice, so that they must be made fast of what is stored, which
-those of K-quants are not; and there have to be registers for the sums of two panels, and
+"""Formats that gain. Codes are read twice, so that they must be made fast of what is stored, unlike
+the codes of K-quants; and there have to be registers for the sums of two panels, and
 instructions that leave the others free."""
 PREFETCH_BYTES = 8192
 """How far ahead panels are asked for, which is memory's delay."""
@@ -338,7 +338,7 @@ def multiply_pair(
     """Two panels, one `panel_bytes` after the other, times a tile of tokens.
 
     Args:
-        n_rows: rows of both that exist, more than those of the first.
+        n_rows: rows of both that exist, more than the first has.
         tokens: a multiple of `GROUP`; for the others see `tiles.multiply_tile`.
     """
     fmt = panel_format(kind.literal_value)
@@ -396,7 +396,7 @@ GROUP_TOKENS = 64
 """Tokens that meet an unpacked record, a multiple of all tiles' sizes."""
 
 SUM_BYTES = 4 * LANES
-"""Of a token's sums, and of any vector."""
+"""Bytes of a token's sums, and of any vector."""
 
 
 def unpacks(name: str) -> bool:

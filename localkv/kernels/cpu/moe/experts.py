@@ -455,7 +455,7 @@ def experts_run(moe: MoeWeights) -> bool:
 
 
 def expert_sources(moe: MoeSpec) -> list[KernelSource]:
-    """The kernels of routed experts besides those of products."""
+    """The kernels that routed experts need, products aside."""
     sources = [route_source(moe), ROWS]
     return sources if has_common_kernel(moe.expert) else [*sources, activate_source(moe.expert)]
 

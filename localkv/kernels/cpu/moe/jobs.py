@@ -1,7 +1,7 @@
 """What the workers of routed experts get: arrays of int64, read as named tuples.
 
 A *pair* is a token and one of its experts, counted through all tokens: pair p is of token
-p // n_used. Products see pairs in another order, as *rows*, in which those of an expert follow one
+p // n_used. Products see pairs in another order, as *rows*, in which an expert's follow one
 another; they are its *group*. Which group is where is known only when a chain runs, so that workers
 write it to tables, int64 all of them, and the jobs of products, too.
 
@@ -88,7 +88,7 @@ class GroupJob(NamedTuple):
 class PlanJob(NamedTuple):
     """Jobs of products to be made, for each group a `PackJob` and a `MultiplyJob` with matrices.
 
-    There follow those of a first expert with one row, and `n_matrices` of `StackStep`.
+    There follow the jobs of a first expert with one row, and `n_matrices` of `StackStep`.
 
     Attributes:
         next: not used; one thread does it.
@@ -259,7 +259,7 @@ PLAN_ITEMS, STEP_ITEMS = len(PlanJob._fields), len(StackStep._fields)
 GROUP_ITEMS = len(Group._fields)
 
 PACK_BYTES = 64
-"""Of a thread's `PackJob`: a line of the cache."""
+"""Bytes of a thread's `PackJob`: a line of the cache."""
 
 COMBINED = 1024
 """Values of a token that are added up as one piece of work, and of those that are rounded."""
@@ -272,11 +272,11 @@ def whole_lines(n_bytes: int) -> int:
 
 
 def job_bytes(n_matrices: int) -> int:
-    """Of a group's jobs."""
+    """Bytes of a group's jobs."""
     return whole_lines(8 * (PACK_ITEMS + MULTIPLY_ITEMS + n_matrices * MATRIX_ITEMS))
 
 
 def route_bytes(n_experts: int, n_groups: int) -> int:
-    """Of a thread's scratch memory: shares, ranks and the best ranks of experts or groups, float32
-    in whole vectors, and the best groups, int64."""
+    """Bytes of a thread's scratch memory: shares, ranks and the best ranks of experts or groups,
+    float32 in whole vectors, and the best groups, int64."""
     return 3 * whole_lines(4 * n_experts) + whole_lines(8 * n_groups)

@@ -1,4 +1,4 @@
-"""Which experts see a token, in compiled code: `route` of `kernels/moe.py`, one kind of shares.
+"""Routing to experts, in compiled code: `route` of `kernels/moe.py`, one kind of shares.
 
 A token's choice does not depend on other tokens. NaN comes after all numbers, as NumPy sorts it.
 """
@@ -44,7 +44,7 @@ read_route_job = reader(RouteJob)
 
 GATING = parameter("GATING", "softmax")
 MIN_WEIGHT_SUM = np.float32(2.0**-14)
-"""As in `kernels/moe.py`."""
+"""See `kernels/moe.py`."""
 LARGE = np.float32(20)
 """From here on softplus is the identity."""
 LOWEST = np.float32(-3e38)
@@ -66,7 +66,7 @@ def exponential(x: Any) -> Any:
 
 @njit
 def softmax(x: Address, n: int) -> None:
-    """Of n floats in place; what completes their last vector becomes 0."""
+    """Softmax of n floats in place; what completes their last vector becomes 0."""
     end = (n + 15) // 16 * 16
     for i in range(n, end):
         put_f32(x, i, LOWEST)
@@ -86,7 +86,7 @@ def softmax(x: Address, n: int) -> None:
 
 @njit
 def share(x: Any) -> Any:
-    """Of one expert, where it does not depend on the others."""
+    """One expert's share, where it does not depend on the others."""
     if GATING == "sigmoid":
         power = exponential(sub(zero_f32(), maximum(f32x16(np.float32(-80)), x)))
         return div(f32x16(ONE), add(f32x16(ONE), power))

@@ -179,7 +179,7 @@ read_halve_job = reader(HalveJob)
 read_pack_tokens_job = reader(PackTokensJob)
 
 WORDS = ACTIVATION_BLOCK_BYTES // 4
-"""Of a packed block of one token."""
+"""Words of a packed block of one token."""
 CODE_WORDS = BLOCK // 4
 ONE = np.float32(1)
 MOST_POWER = np.float32(88)
@@ -246,7 +246,7 @@ def gather(address: Address, thread: Count) -> None:
 
 @cfunc("void(int64, int64)")
 def copy(address: Address, thread: Count) -> None:
-    """Copy each token's row to those of its experts, times a weight (`CopyJob`)."""
+    """Copy each token's row to its experts' rows, times a weight (`CopyJob`)."""
     job = read_copy_job(address)
     while True:
         row = take_next(address)

@@ -23,7 +23,7 @@ class ConvJob(NamedTuple):
 
     Attributes:
         next_piece: the piece to take next: a block of channels of a sequence.
-        n_channels, block: channels, and those of a block, a multiple of 16.
+        n_channels, block: channels, and how many a block has, a multiple of 16.
         x, x_at, stride: rows with n_channels at some place, and from one token to the next.
         weight: [kernel, n_channels].
         bias: [n_channels], or 0.
@@ -58,7 +58,7 @@ class GatedConvJob(NamedTuple):
 
     Attributes:
         next_piece: the piece to take next: a block of channels of a sequence.
-        n_channels, block: of each of b, c and y, and those of a block, a multiple of 16.
+        n_channels, block: of each of b, c and y, and how many a block has, a multiple of 16.
         x: [tokens, 3 * n_channels].
         weight: [kernel, n_channels].
         out: [tokens, n_channels].
@@ -88,7 +88,7 @@ class ScanJob(NamedTuple):
             not 0.
         mixed, stride: rows with q, k and v, at `q_at`, `k_at` and `v_at`, and from one token to the
             next.
-        alpha, alpha_at, alpha_stride: [n_heads], and where in rows of so many bytes.
+        alpha, alpha_at, alpha_stride: [n_heads], and where in rows of how many bytes.
         beta: [tokens, n_heads], or 0.
         dt, a: [n_heads].
         out: [tokens, n_heads * n_columns].
@@ -150,7 +150,7 @@ class OutputJob(NamedTuple):
 
 
 MOST_VECTORS = 4
-"""Of a piece's columns: their sums stay in registers."""
+"""Vectors of a piece's columns: their sums stay in registers."""
 
 
 def vectors_of(n_columns: int) -> int:

@@ -23,12 +23,12 @@ OUTPUT = KernelSource("recurrent/output")
 
 
 def conv_source(kernel: int) -> KernelSource:
-    """Of convolutions over so many tokens."""
+    """The kernel of convolutions over `kernel` tokens."""
     return KernelSource("recurrent/conv", {"KERNEL": kernel})
 
 
 def scan_source(spec: DeltaNetSpec | Mamba2Spec) -> KernelSource:
-    """Of a layer's memories."""
+    """The kernel of a layer's memories."""
     parameters = {"PREDICTS": isinstance(spec, DeltaNetSpec), "VECTORS": vectors_of(spec.head_dim)}
     return KernelSource("recurrent/scan", parameters)
 
@@ -62,7 +62,7 @@ BLOCK = 256
 
 
 class RecurrentSteps:
-    """Adds the steps behind the products to a chain.
+    """Adds the steps after the products to a chain.
 
     Args:
         chains: keep numbers.
@@ -86,7 +86,7 @@ class RecurrentSteps:
         self.state = state
 
     def _common(self, state_at: int) -> dict[str, Item]:
-        """Of every job."""
+        """Items of every job."""
         return {
             "n_sequences": self.n_sequences,
             "starts": Memory("starts", 4 * (self.n_sequences + 1)),

@@ -64,7 +64,7 @@ class Memory:
 
 
 Item = int | str | Memory
-"""Of a job: a number, the name of one that is given to `Chain.run`, or memory."""
+"""An item of a job: a number, the name of one that is given to `Chain.run`, or memory."""
 
 
 def said(name: str, x: NDArray[Any], n_bytes: int) -> str:
@@ -103,7 +103,7 @@ class Chain:
         return place
 
     def take_for_a_step(self, n_bytes: int) -> Place:
-        """The same that a step uses only while it runs, so that several may have it."""
+        """Take memory that a step uses only while it runs, so that several may have it."""
         if self.of_a_step.n_bytes < n_bytes:
             self.of_a_step = self.take(n_bytes)
         return Place(self.of_a_step.offset, n_bytes)
@@ -141,7 +141,7 @@ class Chain:
         self.n_threads = max(self.n_threads, threads)
 
     def add_kept(self, worker: int, job: NDArray[np.int64], threads: int) -> int:
-        """A step whose job lies in an array, which may be filled anew for each run; its number."""
+        """Add a step whose job lies in an array, which may be filled for each run; its number."""
         self.kept.append(job)
         self.starts.append(-1)
         self.steps.extend((worker, address(job), threads - 1))
@@ -184,7 +184,7 @@ class Chain:
         run_steps(self.steps, self.n_threads)
 
     def run_rounds(self, worker: int, job: int, is_over: int, **values: int | NDArray[Any]) -> None:
-        """`run` again and again, each time with a worker behind the steps, on one thread, until it
+        """`run` again and again, each time with a worker after the steps, on one thread, until it
         has set an item.
 
         Args:

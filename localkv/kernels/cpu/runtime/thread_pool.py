@@ -113,7 +113,7 @@ class ThreadPool:
             self._give_back(mine)
 
     def run_loop(self, worker: int, job: int, n_threads: int) -> None:
-        """The same as `run` on Numba's threads, which are no more than one job's at a time, too."""
+        """Run a job on Numba's threads, which are no more than one job's at a time, too."""
         import numba
 
         from localkv.kernels.cpu.runtime.parallel_loop import run_workers
@@ -172,7 +172,7 @@ class ThreadPool:
             self.set_word(word, nanoseconds)
 
     def word(self, index: int) -> int:
-        """Of the state."""
+        """A word of the state."""
         return ctypes.c_int64.from_address(self.state + 8 * index).value
 
     def set_word(self, index: int, value: int) -> None:

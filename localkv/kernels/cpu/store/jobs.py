@@ -51,8 +51,8 @@ class GroupJob(NamedTuple):
         rotation: values that are rotated together, or 0.
         scales: float32 [n_kv_heads], by which rows of a head are divided, or 0.
         n_groups: how many groups there are.
-        groups: int64 [n_groups, 2], the slot of a group's first row, and that of its first row of
-            f16; where the first is negative, there is nothing to do.
+        groups: int64 [n_groups, 2], the slots of a group's first row and of its first row of f16;
+            where the first is negative, there is nothing to do.
         tail: the plane of f16 rows.
         scratch, scratch_bytes: memory of the threads, and how much each has: a group's rows as
             float32, their codes, and packed fields of one row or of the group's scales.

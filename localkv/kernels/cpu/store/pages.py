@@ -102,7 +102,7 @@ def put_row(region: Address, row: Address, offset: int, plane: Any) -> None:
 
 @intrinsic(prefer_literal=True)
 def butterfly(typing: Typing, x: Kind, distance: Kind) -> Intrinsic:
-    """Sums and differences of lanes that are `distance` (1, 2, 4 or 8) apart."""
+    """Sums and differences of lanes at a `distance` of 1, 2, 4 or 8."""
     apart = distance.literal_value
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:

@@ -70,7 +70,7 @@ def load_rows(tail: Address, first: int, x: Address, head_dim: int, scratch: Add
 
 @njit
 def encode_token(x: Address, codes: Address, fields: Addresses, head_dim: int) -> None:
-    """One row's fields; those of channels' scales are made before."""
+    """One row's fields; channels' scales are made before."""
     if HAS_ROW_FIELDS:
         of_row = start_row(x, fields, head_dim)
     for block in range(head_dim // BLOCK):

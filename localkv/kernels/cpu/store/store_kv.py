@@ -38,7 +38,7 @@ def _plane_job(plane: NDArray[np.uint8] | Any, order: tuple[int, int, int]) -> P
 
 @functools.cache
 def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
-    """Of each plane on the side "k" or "v": the bits of an item, rows and columns
+    """The bits of an item, rows and columns of each plane on the side "k" or "v"
     (`shared/cpu/page_order.py`)."""
     found = [getattr(order, side) for order in fmt.cpu_layout.PLANES]
     return tuple(
@@ -50,7 +50,7 @@ def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
 def plane_jobs(
     fmt: QuantFormat, side: str, planes: Sequence[NDArray[np.uint8] | Any]
 ) -> list[PlaneJob]:
-    """Of rows that are encoded on the way."""
+    """The planes' jobs for rows that are encoded on the way."""
     return [
         _plane_job(plane, order) for plane, order in zip(planes, orders(fmt, side), strict=True)
     ]
@@ -279,7 +279,7 @@ MANY_VALUES = 1 << 16
 
 
 def rotate_cpu(x: Floats, block: int) -> Floats:
-    """As `hadamard_transform`, bit for bit, for float32."""
+    """What `hadamard_transform` gives, bit for bit, for float32."""
     if block == 0:
         return x
     if block & (block - 1) or x.shape[-1] % block:
@@ -295,7 +295,7 @@ def rotate_cpu(x: Floats, block: int) -> Floats:
 
 
 def repack_page_cpu(arrays: Arrays, source: Segment, target: Segment, page: int) -> None:
-    """As `cache/repack.py` has it, bit for bit."""
+    """What `cache/repack.py` does, bit for bit."""
     if target.is_whole:
         repack_page(arrays, source, target, page)
         return

@@ -92,7 +92,7 @@ def decode_kernel(
         firsts_ptr: int64 [sequences], positions of rows 0 in place of `first_position`, or None.
         exact_ptr: int64 [sequences], positions before which no tail begins.
         tail_start, tail_newest: as `Tail` has them, if TAIL is 1, where keys are seen up to the
-            tail, or 2, where only those of the tail are; in multiples of TAIL_TOKENS.
+            tail, or 2, where only the tail's are; in multiples of TAIL_TOKENS.
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         UNIT_K, UNIT_V: what values of tiles are multiplied with.

@@ -245,7 +245,7 @@ bounds are."""
 def latent_tiles(
     format_k: QuantFormat, format_v: QuantFormat, *, is_tail: bool = False
 ) -> TileConfig:
-    """Those of two types."""
+    """The tiles of two types."""
     if is_tail or format_k.group_tokens > 1:
         return MORE_WARPS
     return TILES[product_of(format_k, format_v)]
@@ -405,8 +405,8 @@ def latent_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Tensor:
-    """As `Backend.mixers` has it; ten launches for one segment, with a latent of q; more for
-    a sink and a tail."""
+    """Mix tokens by latent attention: ten launches for one segment, with a latent of q; more for a
+    sink and a tail."""
     weights, attn = layer.mixer, spec.mixer
     assert isinstance(weights, LatentAttentionWeights)
     assert isinstance(attn, LatentAttentionSpec)
@@ -437,7 +437,7 @@ def latent_attention(
 
 
 def head_products(x: Tensor, stack: PackedTensor) -> Tensor:
-    """As `kernels.linear.head_products`: heads are the experts of their own rows."""
+    """See `primitives.head_products`: heads are the experts of their own rows."""
     n_tokens, n_heads, n_in = x.shape
     heads = torch.arange(n_heads, dtype=torch.int32, device=x.device).expand(n_tokens, -1)
     rows = x.reshape(-1, n_in)

@@ -3,7 +3,7 @@
 Sizes of tiles follow from compiled code: no spilled register, shared memory that every GPU of the
 generation has, few instructions per key. Products in three parts of rows with 512 channels spill,
 whatever the tiles. So does decoding for 128 queries, or 64 with 256 channels, where K and V are
-fp16. Timed were those of heads with 128 channels, on an H100 and an H200
+fp16. Timed were heads with 128 channels, on an H100 and an H200
 (`benchmarks/gpu_tiles.py`).
 """
 
@@ -56,7 +56,7 @@ QUICK_CODES = ("q4_0", "q8_0")
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""
 BLACKWELL = 12
-"""The same of those without that unit, 12.x."""
+"""GPUs of that generation without that unit, 12.x."""
 SMALL = (86, 89, 120)
 """GPUs with 99 KiB of shared memory for a block; others have 163 and more."""
 PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
@@ -151,7 +151,7 @@ LEAST_QUERIES = 8
 MOST_QUERIES = 128
 """Rows (new token, query head of a KV head) of a sequence that one program of decoding takes."""
 MOST_WIDE_QUERIES = {"fp16": 32, "tf32": 32, "tf32x3": 8}
-"""The same of rows with more than 256 channels, by product."""
+"""The most queries of rows with more than 256 channels, by product."""
 PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -197,7 +197,7 @@ def attention_constants(
 
     Args:
         window: 1 with a window, 2 with chunks, else 0.
-        tail: 1 where keys are seen up to the tail, 2 where only those of the tail are, else 0.
+        tail: 1 where keys are seen up to the tail, 2 where only the tail's are, else 0.
         tail_tokens: tokens that are packed together.
         page_bytes: how far pages are apart if they don't follow one another, else 0.
     """

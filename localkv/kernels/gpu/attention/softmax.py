@@ -61,7 +61,7 @@ def scaled_logits(products, scale, softcap, SOFTCAP: tl.constexpr):
 @triton.jit
 def sees(key, position, first_position, window, WINDOW: tl.constexpr):
     """Whether the token at `position` attends to `key`, both counted from `first_position`: causal,
-    and `window` keys at most, or those of its chunk.
+    and `window` keys at most, or its chunk's.
 
     With a window that is one comparison, 0 <= position - key < window: a negative difference is
     large without its sign. The bound `position - window` would take registers of its own.
@@ -129,7 +129,7 @@ def page_of_tile(pages, at):
 def row_of_tile(
     page, at, head, N_KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PAGE_BYTES: tl.constexpr
 ):
-    """The first row of a tile, that of key `at`, in the planes that `in_page` gives."""
+    """The first row of a tile, key `at`'s, in the planes that `in_page` gives."""
     entry = at // PAGE
     if PAGE_BYTES:
         first_row = tl.cast(head - entry, tl.int64) * PAGE + at

@@ -18,7 +18,7 @@ from localkv.kernels.gpu.launch import launch
 from localkv.triton_primitives.float_bits import F16_MAX, saturate
 
 ROWS = 1
-"""Of a program, when rows are packed: there are few enough, and each is long."""
+"""Rows of a program that packs them: there are few enough, and each is long."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from localkv.kernels.gpu.products.tile import half_values, part_columns
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
 
 ROWS, VALUES = 4, 1024
-"""Of the tile that a warp decodes."""
+"""The tile that a warp decodes."""
 COLUMNS = 1024
 """Outputs that a program finishes."""
 

@@ -84,7 +84,7 @@ PLAIN: dict[Activation, Any] = {
     "relu2": relu2,
     "xielu": xielu,
 }
-"""Of blocks without a gate: (values, `activation_numbers`)."""
+"""Epilogues of blocks without a gate: (values, `activation_numbers`)."""
 GATED: dict[Activation, Any] = {
     "silu": silu_gated,
     "gelu": gelu_gated,
@@ -92,7 +92,7 @@ GATED: dict[Activation, Any] = {
     "relu2": relu2_gated,
     "swiglu_oai": swiglu_oai,
 }
-"""Of blocks with one: (gate's values, up's)."""
+"""Epilogues of blocks with one: (gate's values, up's)."""
 
 
 def activation_numbers(spec: MlpSpec) -> tuple[float, ...]:

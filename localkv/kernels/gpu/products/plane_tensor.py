@@ -20,7 +20,7 @@ TILE_VALUES = 1 << 24
 """Values that are laid out at a time, which takes some bytes of scratch for each."""
 
 LEAST_COLUMNS = 8
-"""Of a matrix: loads are of so many values at least."""
+"""Columns of a matrix at least: a load takes as many values."""
 
 LARGEST_F16 = 15
 """fp16 weights are scaled by a power of two such that none is above 2 ** LARGEST_F16."""

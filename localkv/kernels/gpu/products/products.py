@@ -329,7 +329,7 @@ def linears(
 
 
 def linear(x: Tensor, layer: Linear) -> Tensor:
-    """As `kernels.linear`."""
+    """x times one matrix, and its bias."""
     return linears(x, (layer,))[0]
 
 

@@ -37,7 +37,7 @@ def part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr
 @triton.jit
 def flat_part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
                       VALUES: tl.constexpr):  # fmt: skip
-    """The same in one dimension, which loads that are pipelined must have."""
+    """Columns of a part in one dimension, which loads that are pipelined must have."""
     RUN: tl.constexpr = UNIT // PARTS
     j = tl.arange(0, VALUES // PARTS)
     return first + j // RUN * UNIT + P * RUN + j % RUN
@@ -101,8 +101,9 @@ def product_with_token(
     STAGES: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """fp32 [ROWS]: values `first` to `last` of rows `row` [ROWS], times those of the token at
-    `x_ptr`. HALVES: x is rounded to fp16 before."""
+    """fp32 [ROWS]: values `first` to `last` of rows `row` [ROWS], times the token at `x_ptr`.
+
+    HALVES: x is rounded to fp16 before."""
     UNITS: tl.constexpr = VALUES // UNIT
     nothing = tl.zeros((ROWS, UNITS), tl.float32)
     total = nothing
