@@ -187,15 +187,10 @@ def unpack_three_bits(q, thirds, lane, OFFSET: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def unpack_bit_field(
-    q,
-    above,
-    SHIFT: tl.constexpr,
-    N_BITS: tl.constexpr,
-    ABOVE_SHIFT: tl.constexpr,
-    ABOVE_BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    q, above,
+    SHIFT: tl.constexpr, N_BITS: tl.constexpr, ABOVE_SHIFT: tl.constexpr, ABOVE_BITS: tl.constexpr,
+    OFFSET: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """uint8 [...] twice -> fp16 [...]: N_BITS of `q` from bit SHIFT on, and above them ABOVE_BITS
     of `above` from bit ABOVE_SHIFT on, less OFFSET. Eight bits together at most."""
     if PTX:
@@ -215,16 +210,10 @@ def unpack_bit_field(
 
 @triton.jit
 def unpack_bit_field_of_words(
-    q,
-    above,
-    lane,
-    SHIFT: tl.constexpr,
-    N_BITS: tl.constexpr,
-    ABOVE_SHIFT: tl.constexpr,
-    ABOVE_BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    q, above, lane,
+    SHIFT: tl.constexpr, N_BITS: tl.constexpr, ABOVE_SHIFT: tl.constexpr, ABOVE_BITS: tl.constexpr,
+    OFFSET: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """Do what `unpack_bit_field` does, where the bytes of `above` come as words.
 
     Args:

@@ -40,14 +40,9 @@ ROWS = 8
 
 @triton.jit(do_not_specialize=["n_rows"])
 def rotate_kernel(
-    x_ptr,
-    out_ptr,
-    n_rows,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    N: tl.constexpr,
-):
+    x_ptr, out_ptr, n_rows,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     """x, out: fp32 [n_rows, HEAD_DIM]; BLOCK divides HEAD_DIM, and WIDTH is the power of two above.
 
     Grid (blocks of N rows).
@@ -108,24 +103,11 @@ def pack_group(
 
 @triton.jit
 def group_kernel(
-    groups_ptr,
-    k_rows_ptr,
-    v_rows_ptr,
-    k_planes,
-    v_planes,
-    k_scale_ptr,
-    v_scale_ptr,
-    WRITE_K: tl.constexpr,
-    WRITE_V: tl.constexpr,
-    N_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    ROTATION_K: tl.constexpr,
-    ROTATION_V: tl.constexpr,
-    PAGE_BYTES: tl.constexpr,
-):
+    groups_ptr, k_rows_ptr, v_rows_ptr, k_planes, v_planes, k_scale_ptr, v_scale_ptr,
+    WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROTATION_K: tl.constexpr, ROTATION_V: tl.constexpr, PAGE_BYTES: tl.constexpr,
+):  # fmt: skip
     """Grid (groups, 2 N_KV_HEADS): heads of k, then of v.
 
     Args:
@@ -219,19 +201,11 @@ UNPACKED_ROWS = 32
 
 @triton.jit(do_not_specialize=["page"])
 def unpack_kernel(
-    planes,
-    out_ptr,
-    page,
-    READ: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    UNIT: tl.constexpr,
-    N_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    PAGE_BYTES: tl.constexpr,
+    planes, out_ptr, page,
+    READ: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, N_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, PAGE_BYTES: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """Grid (blocks of TOKENS rows, KV heads).
 
     Args:

@@ -87,24 +87,11 @@ def normed(
 
 @triton.jit
 def normed_and_turned(
-    x_ptr,
-    norm_ptr,
-    cos_ptr,
-    sin_ptr,
-    row,
-    head,
-    token,
-    valid,
-    eps,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    NORM: tl.constexpr,
-    CENTRED: tl.constexpr,
-    PER_HEAD: tl.constexpr,
-    ROPE_DIMS: tl.constexpr,
+    x_ptr, norm_ptr, cos_ptr, sin_ptr, row, head, token, valid, eps,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
+    CENTRED: tl.constexpr, PER_HEAD: tl.constexpr, ROPE_DIMS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-):
+):  # fmt: skip
     """Heads [rows, WIDTH] after their norm and RoPE; a pair's other channel is loaded again."""
     j = tl.arange(0, WIDTH)
     mask = valid[:, None] & (j < HEAD_DIM)[None, :]
@@ -179,45 +166,16 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=["n_tokens", "n_stored"])
 def store_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    v_norm_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_scale_ptr,
-    tokens_ptr,
-    slots_ptr,
-    q_out_ptr,
-    k_planes,
-    v_planes,
-    k_scale_ptr,
-    v_scale_ptr,
-    n_tokens,
-    n_stored,
-    eps,
-    WRITE_K: tl.constexpr,
-    WRITE_V: tl.constexpr,
-    N_HEADS: tl.constexpr,
-    N_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    Q_STRIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr,
-    CENTRED: tl.constexpr,
-    PER_HEAD: tl.constexpr,
-    ROPE_DIMS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTATION_K: tl.constexpr,
-    ROTATION_V: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, v_norm_ptr, cos_ptr, sin_ptr, q_scale_ptr,
+    tokens_ptr, slots_ptr, q_out_ptr, k_planes, v_planes, k_scale_ptr, v_scale_ptr, n_tokens,
+    n_stored, eps,
+    WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, N_HEADS: tl.constexpr, N_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    Q_STRIDE: tl.constexpr, ROWS: tl.constexpr, NORM_Q: tl.constexpr, NORM_K: tl.constexpr,
+    CENTRED: tl.constexpr, PER_HEAD: tl.constexpr, ROPE_DIMS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ROTATION_K: tl.constexpr, ROTATION_V: tl.constexpr,
     PAGE_BYTES: tl.constexpr,
-):
+):  # fmt: skip
     """Grid (blocks of ROWS tokens, N_HEADS + 2 N_KV_HEADS): heads of q, of k, of v.
 
     Args:

@@ -33,48 +33,16 @@ from localkv.kernels.gpu.pages import in_page
     do_not_specialize=["first_position", "table_width", "window", "tail_start", "tail_newest"]
 )
 def decode_kernel(
-    q_ptr,
-    k_planes,
-    v_planes,
-    page_table_ptr,
-    lengths_ptr,
-    starts_ptr,
-    positions_ptr,
-    out_ptr,
-    lse_ptr,
-    first_position,
-    table_width,
-    scale,
-    softcap,
-    window,
-    firsts_ptr,
-    exact_ptr,
-    tail_start,
+    q_ptr, k_planes, v_planes, page_table_ptr, lengths_ptr, starts_ptr, positions_ptr, out_ptr,
+    lse_ptr, first_position, table_width, scale, softcap, window, firsts_ptr, exact_ptr, tail_start,
     tail_newest,
-    READ_K: tl.constexpr,
-    COLUMNS_K: tl.constexpr,
-    PRODUCT_K: tl.constexpr,
-    UNIT_K: tl.constexpr,
-    READ_V: tl.constexpr,
-    COLUMNS_V: tl.constexpr,
-    PRODUCT_V: tl.constexpr,
-    UNIT_V: tl.constexpr,
-    N_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    TAIL: tl.constexpr,
-    TAIL_TOKENS: tl.constexpr,
-    PAGE_BYTES: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    READ_K: tl.constexpr, COLUMNS_K: tl.constexpr, PRODUCT_K: tl.constexpr, UNIT_K: tl.constexpr,
+    READ_V: tl.constexpr, COLUMNS_V: tl.constexpr, PRODUCT_V: tl.constexpr, UNIT_V: tl.constexpr,
+    N_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
+    TAIL_TOKENS: tl.constexpr, PAGE_BYTES: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """Grid (KV heads, splits, sequences).
 
     Args:
@@ -186,18 +154,10 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["n_splits"])
 def merge_kernel(
-    parts_ptr,
-    part_lse_ptr,
-    sinks_ptr,
-    out_ptr,
-    lse_ptr,
-    n_splits,
-    N_HEADS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    parts_ptr, part_lse_ptr, sinks_ptr, out_ptr, lse_ptr, n_splits,
+    N_HEADS: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     SINKS: tl.constexpr,
-):
+):  # fmt: skip
     """Grid (tokens, heads).
 
     Args:

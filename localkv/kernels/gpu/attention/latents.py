@@ -61,44 +61,16 @@ def _queries(ptr, row, is_query, channel, N: tl.constexpr, PRODUCT: tl.constexpr
 
 @triton.jit(do_not_specialize=["first_position", "table_width", "tail_start", "tail_newest"])
 def latents_kernel(
-    q_ptr,
-    q_rotated_ptr,
-    k_planes,
-    v_planes,
-    page_table_ptr,
-    lengths_ptr,
-    starts_ptr,
-    positions_ptr,
-    out_ptr,
-    lse_ptr,
-    first_position,
-    table_width,
-    scale,
-    softcap,
-    exact_ptr,
-    tail_start,
-    tail_newest,
-    READ_K: tl.constexpr,
-    COLUMNS_K: tl.constexpr,
-    PRODUCT_K: tl.constexpr,
-    UNIT_K: tl.constexpr,
-    READ_V: tl.constexpr,
-    COLUMNS_V: tl.constexpr,
-    PRODUCT_V: tl.constexpr,
-    UNIT_V: tl.constexpr,
-    N_HEADS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    LATENT_DIM: tl.constexpr,
-    LATENT_WIDTH: tl.constexpr,
-    ROPE_DIM: tl.constexpr,
-    ROPE_WIDTH: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PTX: tl.constexpr,
-    TAIL: tl.constexpr,
-    TAIL_TOKENS: tl.constexpr,
-):
+    q_ptr, q_rotated_ptr, k_planes, v_planes, page_table_ptr, lengths_ptr, starts_ptr,
+    positions_ptr, out_ptr, lse_ptr, first_position, table_width, scale, softcap, exact_ptr,
+    tail_start, tail_newest,
+    READ_K: tl.constexpr, COLUMNS_K: tl.constexpr, PRODUCT_K: tl.constexpr, UNIT_K: tl.constexpr,
+    READ_V: tl.constexpr, COLUMNS_V: tl.constexpr, PRODUCT_V: tl.constexpr, UNIT_V: tl.constexpr,
+    N_HEADS: tl.constexpr, QUERIES: tl.constexpr, LATENT_DIM: tl.constexpr,
+    LATENT_WIDTH: tl.constexpr, ROPE_DIM: tl.constexpr, ROPE_WIDTH: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, PTX: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_TOKENS: tl.constexpr,
+):  # fmt: skip
     """Grid (blocks of QUERIES, splits, sequences).
 
     Args:
@@ -195,15 +167,9 @@ def latents_kernel(
 
 @triton.jit(do_not_specialize=["n_splits"])
 def merge_latents_kernel(
-    parts_ptr,
-    part_lse_ptr,
-    out_ptr,
-    lse_ptr,
-    n_splits,
-    SPLITS: tl.constexpr,
-    LATENT_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    parts_ptr, part_lse_ptr, out_ptr, lse_ptr, n_splits,
+    SPLITS: tl.constexpr, LATENT_DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Grid (tokens * heads,): each row's splits, one after the other.
 
     Args:

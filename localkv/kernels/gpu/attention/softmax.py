@@ -87,14 +87,9 @@ def first_seen(position, first_position, window, WINDOW: tl.constexpr):
 
 @triton.jit
 def tail_begin(
-    position,
-    first_position,
-    exact_ptr,
-    sequence,
-    tail_start,
-    tail_newest,
+    position, first_position, exact_ptr, sequence, tail_start, tail_newest,
     TAIL_TOKENS: tl.constexpr,
-):
+):  # fmt: skip
     """The first key that the tokens of a sequence at `position` read in their tails, counted like
     these from `first_position` (`cache/layout.py`)."""
     packed = position + first_position - tail_start + 1 - tail_newest

@@ -86,21 +86,10 @@ def add_run(total, x):
 
 @triton.jit
 def product_with_token(
-    x_ptr,
-    planes,
-    row,
-    first,
-    last,
-    n_in,
-    READ: tl.constexpr,
-    UNIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    VALUES: tl.constexpr,
-    EVEN: tl.constexpr,
-    HALVES: tl.constexpr,
-    STAGES: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    x_ptr, planes, row, first, last, n_in,
+    READ: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, VALUES: tl.constexpr,
+    EVEN: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """fp32 [ROWS]: values `first` to `last` of rows `row` [ROWS], times the token at `x_ptr`.
 
     HALVES: x is rounded to fp16 before."""
@@ -127,24 +116,11 @@ def product_with_token(
 
 @triton.jit
 def product_with_tokens(
-    x_ptr,
-    x_row,
-    planes,
-    row,
-    first,
-    last,
-    n_in,
-    w_scale,
-    READ: tl.constexpr,
-    UNIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    VALUES: tl.constexpr,
-    EVEN: tl.constexpr,
-    STAGES: tl.constexpr,
-    FENCE: tl.constexpr,
+    x_ptr, x_row, planes, row, first, last, n_in, w_scale,
+    READ: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    VALUES: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     """fp32 [ROWS, TOKENS]: the same with rows `x_row` [TOKENS] of x, times `w_scale`."""
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     x_at = x_row.to(tl.int64) * n_in
@@ -166,26 +142,11 @@ def product_with_tokens(
 
 @triton.jit
 def product(
-    x_ptr,
-    x_row,
-    restore_ptr,
-    planes,
-    row,
-    first,
-    last,
-    n_in,
-    w_scale,
-    READ: tl.constexpr,
-    UNIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    VALUES: tl.constexpr,
-    EVEN: tl.constexpr,
-    HALVES: tl.constexpr,
-    STAGES: tl.constexpr,
-    FENCE: tl.constexpr,
-    PTX: tl.constexpr,
-):
+    x_ptr, x_row, restore_ptr, planes, row, first, last, n_in, w_scale,
+    READ: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    VALUES: tl.constexpr, EVEN: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr,
+    FENCE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
     """fp32 [ROWS, TOKENS], for any number of TOKENS; scales are undone.
 
     Args:
