@@ -24,13 +24,7 @@ from localkv.cache.arrays import Array, Arrays, Batch, Draw, LayerCache
 from localkv.config import CacheConfig
 from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits, kept_sums
-from localkv.kernels.layer_weights import (
-    LayerWeights,
-    Linear,
-    MoeWeights,
-    Norm,
-    tensors_of,
-)
+from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights, Norm, tensors_of
 from localkv.kernels.namespace import namespace
 from localkv.kernels.rope import RopeTable, TokenRotations
 from localkv.quant_formats import KV_FORMATS

@@ -65,13 +65,7 @@ Scan = Callable[[Array, Array, Array, Array, Array | None, StateRows, Batch], Ar
 
 
 def scan_by_token(
-    q: Array,
-    k: Array,
-    v: Array,
-    decay: Array,
-    beta: Array | None,
-    state: StateRows,
-    batch: Batch,
+    q: Array, k: Array, v: Array, decay: Array, beta: Array | None, state: StateRows, batch: Batch
 ) -> Array:
     """M <- decay * M; M <- M + k (x) added; out = M^T q, for each token. What is added is v, or
     beta * (v - M^T k), which is the delta rule.

@@ -181,14 +181,7 @@ def zero_i32(typing: Typing) -> Intrinsic:
     return I32x16(), generate
 
 
-_Q = (
-    1.5403512e-4,
-    1.33907353e-3,
-    9.61823761e-3,
-    5.55035733e-2,
-    2.40226492e-1,
-    6.93147182e-1,
-)
+_Q = (1.5403512e-4, 1.33907353e-3, 9.61823761e-3, 5.55035733e-2, 2.40226492e-1, 6.93147182e-1)
 """Coefficients of q, the highest power first."""
 _MAGIC = 1.5 * 2**23 + 127
 """x + _MAGIC, |x| < 2^22, is x rounded to an integer; its low bits are n + 127, an exponent."""

@@ -342,10 +342,7 @@ def _floats_of_bytes(builder: Builder, entries: list[Any], packed: Value) -> lis
     """What `load_nibbles_from_table` gives, from a table of bytes."""
     table = _vector_of(builder, [builder.trunc(entry, i8) for entry in entries])
     both = []
-    for codes in (
-        builder.and_(packed, constant(i8, 15)),
-        builder.lshr(packed, constant(i8, 4)),
-    ):
+    for codes in (builder.and_(packed, constant(i8, 15)), builder.lshr(packed, constant(i8, 4))):
         signed = builder.sext(table_bytes(builder, table, codes), lanes_of(i32))
         both.append(builder.sitofp(signed, lanes_of(f32)))
     return both

@@ -22,12 +22,7 @@ from localkv.kernels.cpu.linear.jobs import (
     ROUNDED_ROW_NAMES,
     panels_bytes,
 )
-from localkv.kernels.footprint import (
-    FLOAT,
-    HeadSizes,
-    Matrix,
-    copied_vector_bytes,
-)
+from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix, copied_vector_bytes
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.shared.cpu.panel_layout import LANES
 

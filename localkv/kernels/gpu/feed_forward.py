@@ -22,11 +22,7 @@ from localkv.kernels.layer_weights import (
 
 
 def added(
-    x: Tensor,
-    source: Tensor | Activations,
-    last: Linear,
-    post_norm: Norm | None,
-    spec: LayerSpec,
+    x: Tensor, source: Tensor | Activations, last: Linear, post_norm: Norm | None, spec: LayerSpec
 ) -> Tensor:
     """x + last(source), in one launch for one token, unless a norm or a factor comes between."""
     if post_norm is None and spec.residual_scale == 1.0:

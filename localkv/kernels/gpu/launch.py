@@ -18,11 +18,7 @@ _ahead: ContextVar[set[Any] | None] = ContextVar("ahead", default=None)
 
 
 def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    *args: Any,
-    enable_fp_fusion: bool = True,
-    **constants: Any,
+    kernel: Any, grid: tuple[int, ...], *args: Any, enable_fp_fusion: bool = True, **constants: Any
 ) -> None:
     """`kernel[grid](*args, **constants)`; within `compile_together`, its compilation begins.
 

@@ -156,11 +156,7 @@ def _store(
 
 
 def store_rows(
-    k: Tensor,
-    v: Tensor,
-    steps: QueryKeySteps,
-    cache: LayerCache,
-    batches: tuple[SegmentBatch, ...],
+    k: Tensor, v: Tensor, steps: QueryKeySteps, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
     """Store rows of k and v alone, as `rope_store` does."""
     for segment, batch in zip(cache.segments, batches, strict=True):

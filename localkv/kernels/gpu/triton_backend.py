@@ -59,9 +59,7 @@ def product_method(weight: PackedTensor) -> Method:
 
 
 METHODS = Methods(
-    attention=Method(
-        "Triton on packed K and V, float32 sums; decoding splits the context",
-    ),
+    attention=Method("Triton on packed K and V, float32 sums; decoding splits the context"),
     tiles=lambda fmt, side: Method(TILES[product_of(fmt)]),
     store=lambda fmt: Method("Triton, with norm, RoPE and rotation"),
     product=product_method,

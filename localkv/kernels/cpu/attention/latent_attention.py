@@ -31,11 +31,7 @@ from localkv.kernels.cpu.attention.jobs import (
     part_floats,
     rows_of_tile,
 )
-from localkv.kernels.cpu.attention.kernels import (
-    cache_decoder,
-    decode_k_kernel,
-    decode_v_kernel,
-)
+from localkv.kernels.cpu.attention.kernels import cache_decoder, decode_k_kernel, decode_v_kernel
 from localkv.kernels.cpu.attention.packed_attention import (
     MANY_PLANS,
     MANY_SEGMENTS,

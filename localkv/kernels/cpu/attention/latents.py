@@ -52,13 +52,7 @@ from localkv.simd.memory import (
     take_next,
 )
 from localkv.simd.shuffle import transpose_words
-from localkv.simd.vector import (
-    fma_grid,
-    load_grid,
-    load_tuple,
-    store_grid,
-    zeros_f32,
-)
+from localkv.simd.vector import fma_grid, load_grid, load_tuple, store_grid, zeros_f32
 
 TILE_ROWS = parameter("TILE_ROWS", 8)
 """Rows whose products are in registers at once."""

@@ -27,14 +27,7 @@ from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, r
 from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_f32, get_i64, reader, take_next
-from localkv.simd.vector import (
-    fma_grid,
-    load_grid,
-    load_tuple,
-    store_grid,
-    store_tuple,
-    zeros_f32,
-)
+from localkv.simd.vector import fma_grid, load_grid, load_tuple, store_grid, store_tuple, zeros_f32
 
 read_job = reader(Job)
 

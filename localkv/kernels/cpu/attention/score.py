@@ -51,14 +51,7 @@ from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16
 from localkv.simd.quads import BLOCK_DIGITS, QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.quads import DIGITS as N_DIGITS
-from localkv.simd.vector import (
-    MOST_SUMS,
-    add_each,
-    fma_each,
-    fma_grid,
-    store_grid,
-    zeros_f32,
-)
+from localkv.simd.vector import MOST_SUMS, add_each, fma_each, fma_grid, store_grid, zeros_f32
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
 facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")

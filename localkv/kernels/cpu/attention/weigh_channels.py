@@ -144,13 +144,7 @@ def add_codes(
 
 @njit
 def add_values(
-    total: Vectors,
-    p: Address,
-    planes: Addresses,
-    unit: int,
-    step: int,
-    scales: Vectors,
-    group: int,
+    total: Vectors, p: Address, planes: Addresses, unit: int, step: int, scales: Vectors, group: int
 ) -> Vectors:
     """Add values times weights that are floats."""
     sums = zeros_f32(FLOAT_SUMS)

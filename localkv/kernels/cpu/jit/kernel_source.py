@@ -26,13 +26,7 @@ from localkv.kernels.cpu.jit.kernel_folder import (
     usable_folder,
     write_kernel,
 )
-from localkv.kernels.cpu.jit.machine_code import (
-    Functions,
-    callbacks,
-    pack,
-    toolchain,
-    unpack,
-)
+from localkv.kernels.cpu.jit.machine_code import Functions, callbacks, pack, toolchain, unpack
 from localkv.kernels.cpu.jit.parameters import Value
 
 logger = logging.getLogger(__name__)

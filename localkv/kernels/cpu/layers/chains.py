@@ -130,11 +130,7 @@ def runs(*layers: Linear | None) -> bool:
 
 def activate_source(mlp: MlpSpec) -> KernelSource:
     """The kernel of a block's activation, where it has one of its own."""
-    parameters = {
-        "ACTIVATION": mlp.activation,
-        "GATED": mlp.gated,
-        "SPARSE": mlp.sparsity != 0,
-    }
+    parameters = {"ACTIVATION": mlp.activation, "GATED": mlp.gated, "SPARSE": mlp.sparsity != 0}
     return KernelSource("linear/activate", parameters)
 
 
@@ -199,12 +195,7 @@ class LayerChains:
         return kept.chain
 
     def add_norm(
-        self,
-        chain: Chain,
-        n_rows: int,
-        norm: Norm | None,
-        x: Where = "x",
-        out: Where | None = None,
+        self, chain: Chain, n_rows: int, norm: Norm | None, x: Where = "x", out: Where | None = None
     ) -> Where:
         """A norm of rows; without one the rows themselves. Returns where the result is."""
         if norm is None:

@@ -49,11 +49,7 @@ from localkv.simd.cpu_features import LANES
 class ExpertLayer:
     """Both kinds of blocks with experts, in place of the ones of `composed`."""
 
-    def __init__(
-        self,
-        chains: LayerChains,
-        composed: Mapping[type[Ffn], FeedForward],
-    ) -> None:
+    def __init__(self, chains: LayerChains, composed: Mapping[type[Ffn], FeedForward]) -> None:
         self.chains = chains
         self.composed = composed
 
@@ -168,11 +164,7 @@ class CpuLayer:
     @property
     def fused_ffns(self) -> dict[type[Ffn], FeedForward]:
         """Kept nowhere, as a bound method would keep the layer and all that its chains hold."""
-        return {
-            MlpSpec: self.mlp_residual,
-            MoeSpec: self.experts,
-            MlpAndMoeSpec: self.experts,
-        }
+        return {MlpSpec: self.mlp_residual, MoeSpec: self.experts, MlpAndMoeSpec: self.experts}
 
     def out_residual(
         self, x: Floats, mixed: Floats, layer: LayerWeights, spec: LayerSpec

@@ -52,12 +52,7 @@ from localkv.kernels.cpu.attention.program import AttentionSteps
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers import latents, recurrent
-from localkv.kernels.cpu.layers.attention import (
-    add_gate,
-    add_merge,
-    add_sinks,
-    is_stored_at_once,
-)
+from localkv.kernels.cpu.layers.attention import add_gate, add_merge, add_sinks, is_stored_at_once
 from localkv.kernels.cpu.layers.chains import FEW_TOKENS, RESIDUALS, ROW_STEPS, adds_at_once, runs
 from localkv.kernels.cpu.layers.layer import CpuLayer, down_of
 from localkv.kernels.cpu.linear.embedding import Embedding

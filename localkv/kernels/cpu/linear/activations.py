@@ -12,26 +12,9 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.linear.jobs import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.linear.row_norm import centred_row, norm_row, turn_row
-from localkv.simd.arithmetic import (
-    add,
-    div,
-    exp,
-    f32x16,
-    fma,
-    maximum,
-    mul,
-    sub,
-    zero_f32,
-)
+from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import (
-    get_f32,
-    load_f32,
-    put_f32,
-    reader,
-    store_f32,
-    take_next,
-)
+from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next
 
 read_gate_job = reader(GateJob)
 read_norm_job = reader(NormJob)

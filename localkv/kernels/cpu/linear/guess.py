@@ -6,23 +6,10 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.jobs import (
-    IS_OVER,
-    N_EVALUATED,
-    N_GUESSED,
-    GuessJob,
-)
+from localkv.kernels.cpu.linear.jobs import IS_OVER, N_EVALUATED, N_GUESSED, GuessJob
 from localkv.simd.arithmetic import add, exp, f32x16, max_lanes, maximum, sub, sum_lanes
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import (
-    call_address,
-    get_f32,
-    get_i64,
-    load_f32,
-    put_f32,
-    put_i64,
-    reader,
-)
+from localkv.simd.memory import call_address, get_f32, get_i64, load_f32, put_f32, put_i64, reader
 
 read_guess_job = reader(GuessJob)
 

@@ -9,10 +9,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.jobs import (
-    LatentQueriesJob,
-    LatentRowsJob,
-)
+from localkv.kernels.cpu.linear.jobs import LatentQueriesJob, LatentRowsJob
 from localkv.kernels.cpu.linear.row_norm import norm_row, turn_row
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, reader, take_next

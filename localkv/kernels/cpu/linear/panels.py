@@ -633,12 +633,7 @@ def add_terms(typing: Typing, terms: Kind, n_blocks: Kind, totals: Kind) -> Intr
 
 @njit
 def multiply_rows(
-    rows: Address,
-    row_bytes: Count,
-    n_rows: Count,
-    planes: Address,
-    n_all: Count,
-    totals: Address,
+    rows: Address, row_bytes: Count, n_rows: Count, planes: Address, n_all: Count, totals: Address
 ) -> None:
     """Up to ROWS rows times the only token.
 

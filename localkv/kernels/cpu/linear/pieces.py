@@ -9,12 +9,7 @@ from typing import Any
 
 from numba import njit
 
-from localkv.kernels.cpu.linear.jobs import (
-    MAX_TILE,
-    MULTIPLY_ITEMS,
-    MatrixJob,
-    PlaneJob,
-)
+from localkv.kernels.cpu.linear.jobs import MAX_TILE, MULTIPLY_ITEMS, MatrixJob, PlaneJob
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import put_i64, reader
 

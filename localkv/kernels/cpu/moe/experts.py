@@ -18,13 +18,7 @@ from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.chains import LayerChains, activate_source, has_common_kernel
-from localkv.kernels.cpu.linear.jobs import (
-    PACK_ITEMS,
-    PART_BLOCKS,
-    MatrixJob,
-    MultiplyJob,
-    PackJob,
-)
+from localkv.kernels.cpu.linear.jobs import PACK_ITEMS, PART_BLOCKS, MatrixJob, MultiplyJob, PackJob
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     Items,

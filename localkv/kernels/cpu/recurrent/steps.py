@@ -72,12 +72,7 @@ class RecurrentSteps:
     """
 
     def __init__(
-        self,
-        chains: LayerChains,
-        chain: Chain,
-        n_tokens: int,
-        n_sequences: int,
-        state: StateRows,
+        self, chains: LayerChains, chain: Chain, n_tokens: int, n_sequences: int, state: StateRows
     ) -> None:
         self.chains = chains
         self.chain = chain
@@ -103,13 +98,7 @@ class RecurrentSteps:
         return min(n_threads(), n_pieces * self.n_sequences)
 
     def _add_conv(
-        self,
-        weight: Floats,
-        x: Item,
-        x_at: int,
-        stride: int,
-        block: int,
-        **more: Item,
+        self, weight: Floats, x: Item, x_at: int, stride: int, block: int, **more: Item
     ) -> Where:
         """The convolved rows."""
         channels, kernel = weight.shape

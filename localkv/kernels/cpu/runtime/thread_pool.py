@@ -19,13 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localkv.kernels.cpu.jit.helper_state import (
-    LEAST_HELD,
-    MOST_HELD,
-    SPINS,
-    STATE_WORDS,
-    WINDOW,
-)
+from localkv.kernels.cpu.jit.helper_state import LEAST_HELD, MOST_HELD, SPINS, STATE_WORDS, WINDOW
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.simd.cpu_features import HAS_FUTEX

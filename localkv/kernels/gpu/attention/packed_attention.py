@@ -301,12 +301,7 @@ def segment_attention(
         most_queries = MOST_WIDE_QUERIES[product_of(segment.format_k, segment.format_v)]
     decode = most_new <= FEW_TOKENS and most_new * group <= most_queries
     tiles = tiles_of(
-        gpu.arch,
-        channels,
-        segment.format_k,
-        segment.format_v,
-        group,
-        most_new if decode else 0,
+        gpu.arch, channels, segment.format_k, segment.format_v, group, most_new if decode else 0
     )
     constants = attention_constants(
         segment.format_k,
