@@ -1,8 +1,8 @@
 """The memory of a backend, counted from sizes alone: the questions that each one answers.
 
-Each backend has a module of these functions beside it (`cpu/footprint.py`, `gpu/footprint.py`,
-`reference_footprint.py`), which imports neither torch nor a compiler: a plan is made, and refused,
-before anything is loaded.
+Each backend has a module of these functions beside it (`cpu/footprint.py`, `gpu/footprint.py`),
+which imports neither torch nor a compiler: a plan is made, and refused, before anything is loaded.
+The reference's are here: it decodes a tile of a weight, and a whole cache.
 """
 
 from __future__ import annotations
@@ -101,3 +101,25 @@ def decoded_bytes(n_values: int, *, n_tokens: int, widest: int) -> int:
     if n_values == 0:
         return 0
     return DECODED_BYTES * min(TILE_VALUES, n_values) + FLOAT * widest * n_tokens
+
+
+def is_of_host() -> bool:
+    return True
+
+
+def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
+    return copied_vector_bytes(fmt, shape) if len(shape) == 1 else 0
+
+
+def product_bytes(
+    matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
+) -> float:
+    largest = max((matrix.n_out * matrix.n_in for matrix in matrices), default=0)
+    return decoded_bytes(largest, n_tokens=n_tokens, widest=widest)
+
+
+def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:
+    """K and V of one layer, one of them in three steps, and the logits, masked and as weights."""
+    kv_values = n_ctx * heads.n_kv_heads * heads.head_dim
+    logit_values = n_ctx * heads.n_heads * n_tokens
+    return int(ALLOCATOR * FLOAT * (4 * kv_values + 3 * logit_values))

@@ -52,9 +52,9 @@ def footprint_of(backend: str) -> Footprint:
         from localkv.kernels.gpu import footprint as gpu_footprint
 
         return gpu_footprint
-    from localkv.kernels import reference_footprint
+    from localkv.kernels import footprint
 
-    return reference_footprint
+    return footprint
 
 
 _SPLIT = re.compile(r"blk\.(\d+)\.attn_kv_b\.weight")

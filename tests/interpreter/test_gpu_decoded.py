@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localkv.arch.spec import MlpSpec
-from localkv.kernels.gpu.products import decoded, products
+from localkv.kernels.gpu.products import products
 from localkv.kernels.layer_weights import Linear
 from support.gpu_products import prepared
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS, TOKENS = 272, 512, 20
 @pytest.fixture(params=[ROWS, 100], ids=["whole", "in parts"])
 def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of any number of tokens are decoded, of as many rows at a time as the parameter."""
-    monkeypatch.setattr(decoded, "DECODED_BYTES", 2 * COLUMNS * request.param)
+    monkeypatch.setattr(products, "DECODED_BYTES", 2 * COLUMNS * request.param)
 
 
 @pytest.mark.usefixtures("rows_at_a_time")
@@ -31,7 +31,7 @@ def test_the_packed_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     block = MlpSpec(ROWS, "gelu", gated=False)
 
     def made(many_tokens: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(decoded, "MANY_TOKENS", many_tokens)
+        monkeypatch.setattr(products, "MANY_TOKENS", many_tokens)
         return [
             *products.linears(x, (one,), residual),
             *products.linears(x, (one,), block=block),
@@ -45,5 +45,5 @@ def test_the_packed_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_float32_is_never_rounded() -> None:
     weight = prepared("f32", 16, 64)
-    assert not decoded.decodes(decoded.MANY_TOKENS, [weight])
-    assert decoded.decodes(decoded.MANY_TOKENS, [prepared("q4_0", 16, 64)])
+    assert not products.decodes(products.MANY_TOKENS, [weight])
+    assert products.decodes(products.MANY_TOKENS, [prepared("q4_0", 16, 64)])
