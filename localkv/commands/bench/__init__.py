@@ -17,7 +17,7 @@ from localkv.cache.profile import read_kv_scales, require_scales
 from localkv.commands.bench.grid import grid as make_grid
 from localkv.commands.bench.grid import grid_options, parallel_tests, shared_flag
 from localkv.commands.bench.plot import check_bench_plot, draw
-from localkv.commands.bench.tables import FORMATS, ParallelTable, make_table
+from localkv.commands.bench.tables import FORMATS, make_table, parallel_table
 from localkv.commands.cache_pairs import fitting_pairs
 from localkv.commands.completion import model_values
 from localkv.commands.loading_options import (
@@ -264,7 +264,7 @@ class _Tables:
         self, name: str, error_name: str | None, grid: Grid, out: TextOutput, *, parallel: bool
     ) -> None:
         def make(name: str) -> Any:
-            return ParallelTable(name) if parallel else make_table(name, grid)
+            return parallel_table(name) if parallel else make_table(name, grid)
 
         self._outputs: list[tuple[Any, Any]] = [(make(name), out)]
         if error_name is not None and sys.stderr is not None:

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +27,19 @@ MIB, GIB = 1 << 20, 1 << 30
 class Table(ABC):
     """The pieces of text that make a table: a header, rows, a footer."""
 
-    def header(self, first: Result) -> str:
+    def header(self, first: Any) -> str:
         """The lines before the rows; `first` is a row, for the columns."""
         return ""
 
     @abstractmethod
-    def row(self, result: Result) -> str: ...
+    def row(self, result: Any) -> str: ...
 
     def footer(self) -> str:
         return ""
+
+
+Values = Callable[[Any], dict[str, Any]]
+"""A result as names and values."""
 
 
 def _values(result: Result) -> dict[str, Any]:
@@ -145,12 +149,15 @@ def _count(n: int) -> str:
 class CsvTable(Table):
     """The names of the columns, then rows whose values are all quoted."""
 
-    def header(self, first: Result) -> str:
-        return ",".join(_values(first)) + "\n"
+    def __init__(self, values: Values = _values) -> None:
+        self._values = values
 
-    def row(self, result: Result) -> str:
+    def header(self, first: Any) -> str:
+        return ",".join(self._values(first)) + "\n"
+
+    def row(self, result: Any) -> str:
         line = io.StringIO()
-        values = [_number(value) for value in _values(result).values()]
+        values = [_number(value) for value in self._values(result).values()]
         csv.writer(line, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
         return line.getvalue()
 
@@ -161,17 +168,18 @@ def _number(value: Any) -> Any:
 
 
 class JsonTable(Table):
-    """An array with one object per test."""
+    """An array with one object per test, of several lines if `indent` is a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Values = _object, indent: int | None = 2) -> None:
+        self._values, self._indent = values, indent
         self._between = ""
 
-    def header(self, first: Result) -> str:
+    def header(self, first: Any) -> str:
         return "[\n"
 
-    def row(self, result: Result) -> str:
-        lines = json.dumps(_object(result), indent=2, ensure_ascii=False).splitlines()
-        text = self._between + "\n".join(f"  {line}" for line in lines)
+    def row(self, result: Any) -> str:
+        text = json.dumps(self._values(result), indent=self._indent, ensure_ascii=False)
+        text = self._between + "\n".join(f"  {line}" for line in text.splitlines())
         self._between = ",\n"
         return text
 
@@ -182,8 +190,11 @@ class JsonTable(Table):
 class JsonLines(Table):
     """One object per test and line."""
 
-    def row(self, result: Result) -> str:
-        return json.dumps(_object(result), ensure_ascii=False) + "\n"
+    def __init__(self, values: Values = _object) -> None:
+        self._values = values
+
+    def row(self, result: Any) -> str:
+        return json.dumps(self._values(result), ensure_ascii=False) + "\n"
 
 
 _SQL_TYPES = {bool: "INTEGER", int: "INTEGER", float: "REAL", str: "TEXT"}
@@ -222,52 +233,19 @@ _BY_NAME: dict[str, Callable[[], Table]] = {
 FORMATS = ("md", *_BY_NAME)
 
 
-PARALLEL_FORMATS = ("md", "json", "jsonl", "csv")
-"""The formats of `-o` that the table of `--parallel` can be printed in."""
+class ParallelMarkdown(Table):
+    """The table of `--parallel`: the types, llama-batched-bench's columns, and the memory of K and
+    V; then what ran where."""
 
-MIB = 1 << 20
-
-
-class ParallelTable:
-    """The pieces of text that make the table of `--parallel`: a header, rows, a footer."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._between = ""
+    def __init__(self) -> None:
         self._notes = list[str]()
 
     def header(self, first: ParallelResult) -> str:
-        """The lines before the rows; `first` is a row, for the columns."""
-        if self._name == "md":
-            return _parallel_line(
-                title.rjust(width) for title, width, *_ in _PARALLEL_COLUMNS
-            ) + _parallel_line("-" * (width - 1) + ":" for _, width, *_ in _PARALLEL_COLUMNS)
-        return {"csv": ",".join(first.values()) + "\n", "json": "[\n"}.get(self._name, "")
+        columns = [(title, width) for title, width, *_ in _PARALLEL_COLUMNS]
+        rules = ["-" * (width - 1) + ":" for _, width in columns]
+        return _line([title.rjust(width) for title, width in columns]) + _line(rules)
 
     def row(self, result: ParallelResult) -> str:
-        values = result.values()
-        if self._name == "jsonl":
-            return json.dumps(values, ensure_ascii=False) + "\n"
-        if self._name == "json":
-            text = f"{self._between}  {json.dumps(values, ensure_ascii=False)}"
-            self._between = ",\n"
-            return text
-        if self._name == "csv":
-            line = io.StringIO()
-            csv.writer(line, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values.values())
-            return line.getvalue()
-        self._note(result)
-        shown = {**values, "kv_mib": result.kv_bytes / MIB}
-        return _parallel_line(
-            f"{shown[key]:>{width}{form}}" for _, width, key, form in _PARALLEL_COLUMNS
-        )
-
-    def footer(self) -> str:
-        if self._name == "json":
-            return "\n]\n" if self._between else "[]\n"
-        return "".join(f"{line}\n" for line in ["", *self._notes]) if self._notes else ""
-
-    def _note(self, result: ParallelResult) -> None:
         machine = result.machine
         for line in (
             f"{result.source.kind}, {machine.gpu or machine.cpu}, {result.threads} threads",
@@ -276,10 +254,11 @@ class ParallelTable:
         ):
             if line not in self._notes:
                 self._notes.append(line)
+        shown = {**result.values(), "kv_mib": result.kv_bytes / MIB}
+        return _line([f"{shown[key]:>{width}{form}}" for _, width, key, form in _PARALLEL_COLUMNS])
 
-
-def _parallel_line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+    def footer(self) -> str:
+        return "".join(f"{line}\n" for line in ["", *self._notes]) if self._notes else ""
 
 
 _PARALLEL_COLUMNS = (
@@ -297,4 +276,23 @@ _PARALLEL_COLUMNS = (
     ("S t/s", 8, "speed", ".2f"),
     ("KV MiB", 8, "kv_mib", ".2f"),
 )
-"""Title, width, key and format: the types, llama-batched-bench's, and the memory of K and V."""
+"""Title, width, key and format."""
+
+
+def _parallel_values(result: ParallelResult) -> dict[str, Any]:
+    return {**result.values()}
+
+
+_PARALLEL: dict[str, Callable[[], Table]] = {
+    "md": ParallelMarkdown,
+    "json": lambda: JsonTable(_parallel_values, indent=None),
+    "jsonl": lambda: JsonLines(_parallel_values),
+    "csv": lambda: CsvTable(_parallel_values),
+}
+PARALLEL_FORMATS = tuple(_PARALLEL)
+"""The formats of `-o` that the table of `--parallel` can be printed in."""
+
+
+def parallel_table(name: str) -> Table:
+    """The table of `--parallel` in a format of `PARALLEL_FORMATS`."""
+    return _PARALLEL[name]()
