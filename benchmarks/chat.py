@@ -23,6 +23,7 @@ from localkv.chat.store import Store
 from localkv.commands.chat import default_threads
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.widgets.prompt import PromptSubmitted
 
 QUESTION = "Tell me a story about a fox named Mia."
@@ -70,7 +71,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         max_tokens=args.n_predict,
         ignore_eos=True,
     )
-    app = ChatApp(session, options, EngineProcess)
+    app = ChatApp(ChatScreen(session, options, EngineProcess))
     rates: dict[str, list[float]] = {"engine": [], "chat": []}
     async with app.run_test(size=(120, 40)):
         while app.chat.meter.facts is None:

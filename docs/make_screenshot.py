@@ -16,6 +16,7 @@ from localkv.chat.store import Store
 from localkv.commands.chat import default_threads
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.widgets.prompt import PromptSubmitted
 
 PICTURE = Path(__file__).with_name("chat.svg")
@@ -38,7 +39,7 @@ async def screenshot() -> str:
     }
     params = SamplingParams(temperature=0.5, seed=5)
     session = ChatSession(Store(":memory:"), model=MODEL, params=params)
-    app = ChatApp(session, EngineOptions(MODEL, arguments), EngineProcess)
+    app = ChatApp(ChatScreen(session, EngineOptions(MODEL, arguments), EngineProcess))
     async with app.run_test(size=SIZE) as pilot:
         while app.chat.meter.facts is None:
             await pilot.pause(0.1)

@@ -147,6 +147,7 @@ def _run(
     from localkv.chat.session import ChatSession
     from localkv.chat.store import Store, default_path
     from localkv.tui.app import ChatApp
+    from localkv.tui.chat_screen import ChatScreen
 
     profile = {} if server else profile_arguments(values, Path(model))
     if "kv_bits" not in profile:
@@ -195,13 +196,15 @@ def _run(
         if not server:
             grown = Models().with_context(options, session.cache, names_types=_names_types())
         app = ChatApp(
-            session,
-            grown or options,
-            engine,
-            states=states,
-            audits=audit is not None,
-            otherwise=options if grown else None,
-            opening_note=_context_in_words(grown) if grown else "",
+            ChatScreen(
+                session,
+                grown or options,
+                engine,
+                states=states,
+                audits=audit is not None,
+                otherwise=options if grown else None,
+                opening_note=_context_in_words(grown) if grown else "",
+            )
         )
         app.run()
     return app.return_code or 0

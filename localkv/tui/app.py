@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -31,16 +31,9 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.theme import Theme
 
-from localkv.chat.engine import EngineOptions
-from localkv.chat.session import ChatSession
-from localkv.chat.store import KeptStates
 from localkv.errors import LocalKVError, counted
 from localkv.system.terminal_text import visible, without_controls
-from localkv.tui.chat_screen import ChatScreen, EngineFactory
-
-if TYPE_CHECKING:
-    from localkv.chat.model_choice import Models
-
+from localkv.tui.chat_screen import ChatScreen
 
 MUTED = 0.75
 """The share of the text's colour in what is said by the way."""
@@ -165,14 +158,7 @@ class ChatApp(App[None]):
     """`localkv chat`.
 
     Args:
-        session: the conversation to begin or go on with.
-        options: the model to load, and how.
-        new_engine: makes an engine that is not loaded yet.
-        models: those that can be gone over to; None stands for `Models`.
-        states: where what sessions have evaluated is kept; None if it is not.
-        audits: answers are audited when nothing else goes on.
-        otherwise: the model to load, and how, if that fails.
-        opening_note: is said at the beginning.
+        chat: its screen.
     """
 
     TITLE = "localkv"
@@ -182,33 +168,13 @@ class ChatApp(App[None]):
         Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
     ]
 
-    def __init__(
-        self,
-        session: ChatSession,
-        options: EngineOptions,
-        new_engine: EngineFactory,
-        models: Models | None = None,
-        states: KeptStates | None = None,
-        *,
-        audits: bool = False,
-        otherwise: EngineOptions | None = None,
-        opening_note: str = "",
-    ) -> None:
+    def __init__(self, chat: ChatScreen) -> None:
         super().__init__()
         self._controls = ControlFilter()
         # an error that ends the program may quote an answer: Rich would send its control characters
         self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
-        self.store = session.store
-        self.chat = ChatScreen(
-            session,
-            options,
-            new_engine,
-            models,
-            states,
-            audits=audits,
-            otherwise=otherwise,
-            opening_note=opening_note,
-        )
+        self.store = chat.session.store
+        self.chat = chat
 
     async def on_event(self, event: Event) -> None:
         """Tell the chat of keys, whoever takes them."""

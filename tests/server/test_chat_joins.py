@@ -25,6 +25,7 @@ from localkv.chat.store import Store
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from support.server import RunningServer
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -117,7 +118,9 @@ def test_the_screen_with_a_server(
         with closing(Store(tmp_path / "chats.sqlite3")) as store:
             session = ChatSession(store, model=server.url, params=GREEDY, max_tokens=8)
             app = ChatApp(
-                session, EngineOptions(server.url), lambda options: ServerEngine(options.model)
+                ChatScreen(
+                    session, EngineOptions(server.url), lambda options: ServerEngine(options.model)
+                )
             )
             async with app.run_test(size=(120, 40)) as pilot:
                 await until(lambda: app.screen.meter.facts is not None)

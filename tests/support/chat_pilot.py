@@ -21,6 +21,7 @@ from localkv.chat.store import KeptStates, Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.dialogs import ChoiceScreen
 from localkv.tui.widgets.prompt import Prompt
 from localkv.tui.widgets.transcript import Note
@@ -175,12 +176,14 @@ async def user(
         if session_id is not None:
             chat = chat.resumed(session_id)
         app = ChatApp(
-            chat,
-            EngineOptions("tiny.gguf", {"n_threads": 3}),
-            new_engine,
-            models or FakeModels(),
-            states,
-            otherwise=otherwise,
+            ChatScreen(
+                chat,
+                EngineOptions("tiny.gguf", {"n_threads": 3}),
+                new_engine,
+                models or FakeModels(),
+                states,
+                otherwise=otherwise,
+            )
         )
         async with app.run_test(size=size, notifications=True) as pilot:
             somebody = User(app, pilot, made, options)

@@ -47,11 +47,12 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from support.chat_pilot import FakeModels
 from support.fake_engine import FakeEngine
 session = ChatSession(Store(":memory:"), model="tiny.gguf", params=SamplingParams())
 engine = FakeEngine(["Welcome back."])
-ChatApp(session, EngineOptions("tiny.gguf"), lambda _: engine, FakeModels()).run()
+ChatApp(ChatScreen(session, EngineOptions("tiny.gguf"), lambda _: engine, FakeModels())).run()
 """
 
 

@@ -35,12 +35,14 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.chat_screen import ChatScreen
 from support.chat_pilot import FakeModels
 from support.fake_engine import FakeEngine
 # 30 pieces that nobody takes in 0.15 s
 ChatApp.on_ready = lambda app: app.set_interval(0.005, app.bell)
 session = ChatSession(Store(sys.argv[1]), model="tiny.gguf", params=SamplingParams())
-ChatApp(session, EngineOptions("tiny.gguf"), lambda _: FakeEngine([]), FakeModels()).run()
+screen = ChatScreen(session, EngineOptions("tiny.gguf"), lambda _: FakeEngine([]), FakeModels())
+ChatApp(screen).run()
 """
 
 

@@ -34,9 +34,7 @@ class TextField(TextArea):
     Ctrl+Z is the terminal's here as in other programs, so Ctrl+_ takes a change back.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+underscore", "undo", "Undo", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+underscore", "undo", "Undo", show=False)]
 
     def render_line(self, y: int) -> Strip:
         """A line of the area; nothing where there is no room for any character."""

@@ -202,9 +202,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         """Say which model it is."""
         self.query_one("#model", Static).update(
             Content.assemble(
-                (facts.name, "bold"),
-                "\n",
-                (facts.server or _runs_on(facts), "$muted"),
+                (facts.name, "bold"), "\n", (facts.server or _runs_on(facts), "$muted")
             )
         )
 
