@@ -170,9 +170,7 @@ def _check_configuration(commands: Mapping[str, click.Command]) -> Finding:
 
 doctor = Command(
     "doctor",
-    examples=[
-        ("All checks, a line each", "localkv doctor"),
-    ],
+    examples=[("All checks, a line each", "localkv doctor")],
     reads_config=False,
     params=[json_option()],
     callback=_run,

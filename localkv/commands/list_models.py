@@ -82,14 +82,8 @@ def _age(seconds: float) -> str:
 
 list_models = Command(
     "list",
-    examples=[
-        ("Names, sizes and types", "localkv list"),
-        ("For scripts", "localkv list --json"),
-    ],
-    params=[
-        OUTPUT.flag("-q --quiet", help="Print the names only."),
-        json_option(),
-    ],
+    examples=[("Names, sizes and types", "localkv list"), ("For scripts", "localkv list --json")],
+    params=[OUTPUT.flag("-q --quiet", help="Print the names only."), json_option()],
     callback=_run,
     help="List the models on this machine: those in models/ here, and those in Hugging Face's "
     "cache. -m takes every name as it is shown.",

@@ -124,31 +124,25 @@ def asked_types(values: Mapping[str, Any]) -> list[str]:
     return [values[name] for name in names if values[name] is not None]
 
 
+_WINDOW = (
+    *("cache_type_k_swa", "cache_type_v_swa", "swa_full", "cache_type_k_rope"),
+    *("ctx_checkpoints", "checkpoint_min_step", "kv_tail", "kv_sink"),
+)
+_AS_NAMED = (
+    *("n_ctx", "cache_type_k", "cache_type_v", "kv_rotation", "kv_scales", "device"),
+    *("override_pre", "fit", "mlock", "use_mmap"),
+)
+"""Options that `LLM` takes by their own names."""
+
+
 def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `LLM` that the values of `window_options` stand for."""
-    return {
-        "cache_type_k_swa": values["cache_type_k_swa"],
-        "cache_type_v_swa": values["cache_type_v_swa"],
-        "swa_full": values["swa_full"],
-        "cache_type_k_rope": values["cache_type_k_rope"],
-        **_counts(values),
-    }
+    return {name: values[name] for name in _WINDOW}
 
 
 def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `CacheConfig` that the values of `window_options` stand for."""
-    return {
-        "type_k_swa": values["cache_type_k_swa"],
-        "type_v_swa": values["cache_type_v_swa"],
-        "swa_full": values["swa_full"],
-        "type_k_rope": values["cache_type_k_rope"],
-        **_counts(values),
-    }
-
-
-def _counts(values: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("ctx_checkpoints", "checkpoint_min_step", "kv_tail", "kv_sink")
-    return {name: values[name] for name in names}
+    return {name.removeprefix("cache_"): values[name] for name in _WINDOW}
 
 
 def loading_options(
@@ -250,22 +244,13 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             hint="leave it out, or compare with --device reference, which is slow",
         )
     return {
-        "n_ctx": values["n_ctx"],
-        "cache_type_k": values["cache_type_k"],
-        "cache_type_v": values["cache_type_v"],
+        **{name: values[name] for name in _AS_NAMED},
         **window_arguments(values),
-        "kv_rotation": values["kv_rotation"],
         "k_before_rope": values["kv_k_before_rope"],
-        "kv_scales": values["kv_scales"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": given_threads(values["threads"]),
         "n_threads_batch": given_threads(values["threads_batch"]),
         **placement_arguments(values),
-        "device": values["device"],
-        "override_pre": values["override_pre"],
-        "fit": values["fit"],
-        "mlock": values["mlock"],
-        "use_mmap": values["use_mmap"],
         **ladder_arguments(values),
     }
 
@@ -338,12 +323,7 @@ def ladder_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"--kv-budget takes the types of --kv-ladder, and {type_flag} names others",
                 hint=f"leave out {type_flag}, and name the types with --kv-ladder",
             )
-    return {
-        "cache_type_k": None,
-        "cache_type_v": None,
-        "kv_budget": budget,
-        "kv_ladder": ladder,
-    }
+    return {"cache_type_k": None, "cache_type_v": None, "kv_budget": budget, "kv_ladder": ladder}
 
 
 _PROFILED = {"cache_type_k": "type_k", "cache_type_v": "type_v"}

@@ -117,10 +117,7 @@ def _named(values: Mapping[str, Any], argument: str | None) -> Path | HubReferen
         raise UsageError("two models: give FILE or -m FILE")
     named = {option: item for option, item in given.items() if item[0] is not None}
     if not named:
-        raise UsageError(
-            "-m/--model is missing (or set LOCALKV_MODEL)",
-            hint=_HUB,
-        )
+        raise UsageError("-m/--model is missing (or set LOCALKV_MODEL)", hint=_HUB)
     strongest = min(rank for _, rank in named.values())
     named = {option: item for option, item in named.items() if item[1] == strongest}
     if len(named) > 1:
@@ -138,8 +135,7 @@ def _read(option: str, text: str, hf_file: str | None) -> Path | HubReference:
         return parse_reference(text, hf_file)
     if hf_file is not None:
         raise UsageError(
-            "-hff names a file of a repository, and there is none",
-            hint="-hf ORG/REPO names one",
+            "-hff names a file of a repository, and there is none", hint="-hf ORG/REPO names one"
         )
     return Path(text)
 

@@ -146,8 +146,7 @@ def _unknown_command(name: str, known: Mapping[str, Any]) -> UsageError:
     if hint := FOREIGN_COMMANDS.get(name):
         return UsageError(f"no such command {name!r}", hint=hint)
     return UsageError(
-        f"no such command {name!r}{did_you_mean(name, known)}",
-        hint=f"commands: {', '.join(known)}",
+        f"no such command {name!r}{did_you_mean(name, known)}", hint=f"commands: {', '.join(known)}"
     )
 
 

@@ -227,12 +227,7 @@ def _run(
             out.write(mode and f", {mode}")
     if plot_file is not None:
         title = f"{llm.config.name}, {llm.cache.n_ctx} tokens of context"
-        plot(
-            results,
-            plot_file,
-            heading=title + (mode and f", {mode}"),
-            config=llm.config,
-        )
+        plot(results, plot_file, heading=title + (mode and f", {mode}"), config=llm.config)
 
 
 def _check(
@@ -262,8 +257,7 @@ def _check(
             "kl_divergence", "base_path", "save_base", "prefill_exact"
         ):
             raise UsageError(
-                "--calibrate-kv measures nothing else",
-                hint="leave out --sweep and --kl-divergence",
+                "--calibrate-kv measures nothing else", hint="leave out --sweep and --kl-divergence"
             )
         check_writable(Path(calibrate_file))
     if plot_file is not None:
@@ -376,10 +370,7 @@ def open_base(path: str, llm: LLM, chunks: Sequence[Sequence[int]]) -> BaseFile:
 
 
 def base_writer(
-    path: str | None,
-    llm: LLM,
-    base: CacheConfig | BaseFile | None,
-    chunks: Sequence[Sequence[int]],
+    path: str | None, llm: LLM, base: CacheConfig | BaseFile | None, chunks: Sequence[Sequence[int]]
 ) -> AbstractContextManager[BaseWriter | None]:
     """A writer of the base to a file, or nothing if no file is wanted."""
     from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter
@@ -441,10 +432,7 @@ def calibrate_kv(
 
 
 def find_needles(
-    llm: LLM,
-    ids: Sequence[int],
-    caches: Sequence[CacheConfig],
-    text_facts: dict[str, Any] | None,
+    llm: LLM, ids: Sequence[int], caches: Sequence[CacheConfig], text_facts: dict[str, Any] | None
 ) -> None:
     """Measure and print; `text_facts` are for JSON, None for a table.
 

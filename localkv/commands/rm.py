@@ -54,9 +54,7 @@ def _asked(what: str) -> bool:
 
 rm = Command(
     "rm",
-    examples=[
-        ("One model", "localkv rm ORG/REPO:Q8_0"),
-    ],
+    examples=[("One model", "localkv rm ORG/REPO:Q8_0")],
     params=[
         reference_argument("Or ORG/REPO/FILE.gguf."),
         hf_file_option(),

@@ -411,12 +411,7 @@ serve = Command(
         ),
     ],
     essentials="--host --port --api-key-file -np --cache-tokens -m -hf -c -ctk -ctv --preset -t",
-    params=[
-        *SERVER_OPTIONS,
-        *loading_options(),
-        *sampling_options(),
-        *speculation_options(),
-    ],
+    params=[*SERVER_OPTIONS, *loading_options(), *sampling_options(), *speculation_options()],
     callback=_run,
     help="Serve a model over HTTP, to programs that speak OpenAI's API.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "

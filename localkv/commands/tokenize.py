@@ -112,9 +112,7 @@ def _parse_ids(text: str) -> list[int]:
 
 detokenize = Command(
     "detokenize",
-    examples=[
-        ("The text of three tokens", "localkv detokenize -m model.gguf 1 2 3"),
-    ],
+    examples=[("The text of three tokens", "localkv detokenize -m model.gguf 1 2 3")],
     params=[
         Argument(
             ["ids"], nargs=-1, type=TEXT, metavar="[IDS]...", help="Token ids; else those on stdin."

@@ -313,12 +313,7 @@ def _kernel_driver_version() -> str | None:
     return found[1] if found else None
 
 
-_INSTRUCTIONS = {
-    "avx2": "AVX2",
-    "avx512": "AVX-512",
-    "vnni": "VNNI",
-    "avx512_bf16": "bf16",
-}
+_INSTRUCTIONS = {"avx2": "AVX2", "avx512": "AVX-512", "vnni": "VNNI", "avx512_bf16": "bf16"}
 
 
 def check_processor(probes: Probes) -> Finding:

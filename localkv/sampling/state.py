@@ -61,12 +61,7 @@ class SamplerState:
     """
 
     def __init__(
-        self,
-        seed: int,
-        *,
-        n_ctx: int,
-        windows: Iterable[int],
-        tails_of: Callable[[int], Tails],
+        self, seed: int, *, n_ctx: int, windows: Iterable[int], tails_of: Callable[[int], Tails]
     ) -> None:
         self._seed = seed
         self._n_ctx = n_ctx

@@ -254,12 +254,7 @@ class _Plain:
     # one value
 
     def _at(
-        self,
-        schema: Json,
-        depth: int,
-        beside: tuple[str, ...] = (),
-        *,
-        closes: bool = True,
+        self, schema: Json, depth: int, beside: tuple[str, ...] = (), *, closes: bool = True
     ) -> Json:
         """A schema, made plain.
 
@@ -362,13 +357,7 @@ class _Plain:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _either(
-        self,
-        given: Object,
-        key: str,
-        depth: int,
-        beside: tuple[str, ...] = (),
-        *,
-        closes: bool,
+        self, given: Object, key: str, depth: int, beside: tuple[str, ...] = (), *, closes: bool
     ) -> Json:
         """The alternatives of `anyOf` or `oneOf`."""
         parts = [self._part(one, depth, beside, closes=closes) for one in _list_of(given, key)]

@@ -233,8 +233,7 @@ def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
     if budget is None:
         asked = "nvidia-ml-py sees no GPU" if backend == "cuda" else "this system doesn't tell"
         raise UsageError(
-            f"the size of the memory is not known: {asked}",
-            hint="give it: --memory 24GiB",
+            f"the size of the memory is not known: {asked}", hint="give it: --memory 24GiB"
         )
     return backend, why, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
 
