@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
-from localkv.chat.engine_process import EngineProcess
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.commands.chat import default_threads
+from localkv.engine_process.client import EngineProcess
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
 from localkv.tui.chat_screen import ChatScreen

@@ -79,7 +79,7 @@ class Server:
     def engine_pid(self) -> int | None:
         """The process of the engine that runs now."""
         for pid in self.processes[1:]:
-            if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         return None
 

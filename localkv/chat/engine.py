@@ -19,6 +19,8 @@ from localkv.system.threads import Threads
 LOAD_STAGES = ("header", "runtime", "weights", "kernels")
 """Stages of loading: the file's header, the libraries (torch on a GPU only), the weights, and
 compiling with a first run."""
+WARM_UP = "warm-up"
+"""A stage that a server's engine has after them: the model runs once."""
 
 
 class EngineStoppedError(LocalKVError):
@@ -47,14 +49,15 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """Loading has come to `stage`, one of `LOAD_STAGES`: `done` of `total` parts, if counted."""
+    """Loading has come to a stage of `LOAD_STAGES`, or `WARM_UP`: `done` of `total` parts, if
+    counted."""
 
     stage: str
     done: int = 0
     total: int = 0
 
     def __post_init__(self) -> None:
-        if self.stage not in LOAD_STAGES:
+        if self.stage not in (*LOAD_STAGES, WARM_UP):
             raise ValueError(f"loading has no stage {self.stage!r}")
 
 

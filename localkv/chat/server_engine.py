@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from localkv.chat.engine import (
     AnswerNews,
     Audited,
@@ -24,7 +26,6 @@ from localkv.chat.engine import (
     PromptProgress,
     TextDelta,
 )
-from localkv.chat.wire import checked
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.loader.answer_tags import THINK_TAGS
 from localkv.sampling.params import SamplingParams
@@ -97,13 +98,11 @@ class ServerEngine:
     def _own_facts(self) -> EngineFacts | None:
         """What a server of this program says of its engine; None of another one."""
         try:
-            found = self._json("GET", "/localkv/facts")
-            values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-            facts = checked(EngineFacts, values)
-            self._tells_progress = True
-            return facts
-        except (LocalKVError, ValueError, AttributeError):
+            facts = msgspec.convert(self._json("GET", "/localkv/facts"), EngineFacts)
+        except (LocalKVError, msgspec.ValidationError):
             return None
+        self._tells_progress = True
+        return facts
 
     def _known_facts(self, model: Mapping[str, Any]) -> EngineFacts:
         """What can be known of any server's model; 0 for a context that it does not tell."""

@@ -6,14 +6,17 @@ the files beside it, which hold what the sessions' models have evaluated.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from localkv.chat.conversation import ENDINGS, Conversation, Message, Role, conversation_of
 from localkv.chat.database import (
@@ -26,7 +29,6 @@ from localkv.chat.database import (
     default_path,
 )
 from localkv.chat.engine import Finished
-from localkv.chat.wire import checked, sampling_params_from_json
 from localkv.errors import LocalKVError, UsageError
 from localkv.sampling.params import SamplingParams
 
@@ -159,6 +161,77 @@ def _json_object(text: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"its {name} can't be read")
     return value
+
+
+def sampling_params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
+    """`SamplingParams` from its `asdict` after JSON.
+
+    Raises:
+        ValueError: a field is unknown or of another type.
+        UsageError: a value makes no sense.
+    """
+    known = _with_tuples(fields)
+    bias = known.get("logit_bias", {})
+    if isinstance(bias, dict):
+        known["logit_bias"] = {int(token): amount for token, amount in bias.items()}
+    return checked(SamplingParams, known)
+
+
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
+T = TypeVar("T")
+
+
+def checked(cls: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from its fields, which must have their declared types.
+
+    Raises:
+        ValueError: one is unknown, missing or of another type.
+    """
+    types = _field_types(cls)  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in types:
+            raise ValueError(f"it has {name[:60]!r}, which is unknown here")
+        if not _fits(value, types[name]):
+            raise ValueError(f"its {name} is {repr(value)[:60]}")
+    try:
+        return cls(**values)
+    except TypeError:
+        missing = [name for name in types if name not in values]
+        raise ValueError(f"it has no {missing[0] if missing else 'fields'}") from None
+
+
+@functools.cache
+def _field_types(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value out of JSON has the type of a field."""
+    kind, of = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return True
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in of)
+    if kind is Literal:
+        return isinstance(value, str) and value in of
+    if kind in (tuple, Sequence):
+        return isinstance(value, tuple) and all(_fits(item, of[0]) for item in value)
+    if kind is Mapping:
+        return isinstance(value, dict) and all(_is_entry(entry, of) for entry in value.items())
+    if wanted is float:
+        return type(value) in (int, float) and abs(value) < math.inf
+    if wanted is int:
+        return type(value) is int and abs(value) < 1 << 63
+    return type(value) is wanted
+
+
+def _is_entry(entry: tuple[Any, Any], of: tuple[Any, ...]) -> bool:
+    """Whether an entry of a mapping fits; a bias may be -inf, which forbids a token."""
+    key, value = entry
+    return _fits(key, of[0]) and (_fits(value, of[1]) or (of[1] is float and value == -math.inf))
 
 
 __all__ = [

@@ -143,9 +143,9 @@ def _run(
         read_kv_scales(values["kv_scales"])
     model = server or _local_model(values)
     from localkv.chat.engine import EngineOptions
-    from localkv.chat.engine_process import EngineProcess
     from localkv.chat.session import ChatSession
     from localkv.chat.store import Store, default_path
+    from localkv.engine_process.client import EngineProcess
     from localkv.tui.app import ChatApp
     from localkv.tui.chat_screen import ChatScreen
 

@@ -54,10 +54,10 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     if not hosts:
         raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
     from localkv.chat.engine import EngineOptions
+    from localkv.engine_process.texts import Facts
     from localkv.server.access import checked_origins
     from localkv.server.http_server import Ending, serve
     from localkv.server.settings import ServerSettings
-    from localkv.server.wire import Facts
 
     profile = profile_arguments(values, Path(path))
     if "kv_bits" not in profile and not quiet:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from localkv.chat.reasoning import split_reasoning
+from localkv.engine_process.texts import Ended, Event, Piece
+from localkv.engine_process.wire import named_error
 from localkv.errors import LocalKVError
-from localkv.server.engine_client import Texts, named_error
+from localkv.server.engine_client import Texts
 from localkv.server.failures import as_request_error
-from localkv.server.wire import Ended, Event, Piece
 from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.source import CallArguments, CallBegun, CallEnded, CallEvent, Content
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from localkv.engine_process.texts import Submit
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.server import limits
 from localkv.server.answer import AnswerReader, Answers
@@ -14,7 +15,6 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
 from localkv.server.request_fields import RequestFields, grammar_for, place_of, stop_strings
 from localkv.server.request_record import warn
-from localkv.server.wire import Submit
 from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.tools import TOOL_CHOICES
 

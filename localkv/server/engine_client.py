@@ -1,75 +1,50 @@
-"""The front's side of the engine's process: texts are submitted, and events come back."""
+"""The front's side of the engine's process: texts are submitted, and events come back.
+
+`Supervisor` keeps the process running: it starts it, and another one when it has died.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from localkv.chat.engine import EngineOptions, EngineStoppedError
-from localkv.errors import ContextOverflowError, LocalKVError, UsageError
-from localkv.server.failures import RequestError
-from localkv.server.wire import (
-    LENGTH,
+from localkv.chat.engine import EngineOptions, EngineStoppedError, LoadProgress
+from localkv.engine_process.client import EngineClient, EngineFailedError
+from localkv.engine_process.texts import (
     Again,
-    Cancel,
     Ended,
     Event,
     Facts,
-    Failed,
-    FromEngine,
-    Load,
-    Message,
     Piece,
-    Progress,
     Reading,
-    Refused,
-    SlotAction,
     SlotDone,
     Status,
     Step,
     Submit,
-    framed,
     from_engine,
 )
-from localkv.system.python_child import child_command, child_environment
+from localkv.engine_process.wire import (
+    Cancel,
+    Load,
+    Message,
+    Progress,
+    Refused,
+    SlotAction,
+    named_error,
+)
+from localkv.errors import LocalKVError
+from localkv.server.failures import RequestError
 
 if TYPE_CHECKING:
     from localkv.server.metrics import ObservedTexts
-
-
-STOP_SECONDS = 2.0
-"""How long `stop` lets the process end by itself."""
-END_SECONDS = 0.5
-"""How long a process that closed its output may take to be gone."""
-STDERR_TAIL = 4000
-"""Bytes of what it said last that are looked at when it is gone."""
-
-_ERRORS: dict[str, type[LocalKVError]] = {
-    cls.__name__: cls for cls in (ContextOverflowError, UsageError)
-}
-
-
-def named_error(kind: str, message: str, hint: str | None = None) -> LocalKVError:
-    """An error that the engine has reported."""
-    return _ERRORS.get(kind, LocalKVError)(message, hint)
-
-
-class EngineFailedError(LocalKVError):
-    """The engine could not load the model; it makes no sense to try again."""
-
-    def __init__(self, message: str, hint: str | None, exit_code: int) -> None:
-        super().__init__(message, hint)
-        self.exit_code = exit_code
 
 
 @dataclass
@@ -128,7 +103,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
             RequestError if there is no room.
     """
 
-    def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
+    def __init__(self, client: TextClient, ids: Sequence[int]) -> None:
         self._client = client
         self.ids = tuple(ids)
         self._numbers = {id: number for number, id in enumerate(ids)}
@@ -230,8 +205,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._forget_deadline()
 
 
-class EngineClient:
-    """An engine's process.
+class TextClient(EngineClient):
+    """The client of an engine that writes texts.
 
     Args:
         options: the model to load, and how.
@@ -248,29 +223,20 @@ class EngineClient:
     def __init__(
         self,
         options: EngineOptions,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         command: Sequence[str] = (),
     ) -> None:
-        self.options = options
+        super().__init__(Load(options), from_engine, command)
         self.facts: Facts | None = None
         self.status = Status()
         self.open = OpenTexts()
         self.on_status: Callable[[Status], None] = lambda status: None
         self._on_progress = on_progress
-        self._command = list(command) or child_command("localkv.server.engine_child")
-        self._process: asyncio.subprocess.Process | None = None
         self._texts = dict[int, Texts]()
         self._numbers = count(1)
         self._acting = asyncio.Lock()
         self._owed: float | None = None  # since when the engine has something to do
         self._loaded = asyncio.Event()
-        self._failure: Exception | None = None
-        self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The process's id, once it was started."""
-        return None if self._process is None else self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -288,26 +254,8 @@ class EngineClient:
         return 0.0 if self._owed is None else time.monotonic() - self._owed
 
     async def start(self) -> None:
-        """Start the process; it begins to load.
-
-        Raises:
-            EngineStoppedError: the system refuses.
-        """
-        try:
-            # a file, since a pipe would have to be emptied
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=self._stderr,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl-C on the terminal is the front's
-            )
-        except OSError as error:
-            raise EngineStoppedError(f"the engine can't be started: {error}") from error
-        self._send(Load(self.options))
-        self._reading = asyncio.create_task(self._read())
+        await super().start()
+        self._owed = time.monotonic()
 
     async def loaded(self) -> Facts:
         """Wait until the model is loaded.
@@ -320,12 +268,6 @@ class EngineClient:
         if self.facts is None:
             raise self._failure or EngineStoppedError("the engine was stopped")
         return self.facts
-
-    async def ended(self) -> Exception:
-        """Wait until the process is gone; why it is."""
-        assert self._reading is not None
-        await asyncio.shield(self._reading)
-        return self._failure or EngineStoppedError("the engine was stopped")
 
     def submit(self, requests: Sequence[Submit]) -> Texts:
         """Give the engine new texts, and each one a number: all of them, or none.
@@ -370,48 +312,12 @@ class EngineClient:
                 with suppress(EngineStoppedError):
                     self._send(Cancel(id))
 
-    async def stop(self) -> None:
-        """End the process."""
-        if self._process is None or self._reading is None:
-            return
-        assert self._process.stdin is not None
-        self._failure = self._failure or EngineStoppedError("the engine was stopped")
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            await asyncio.wait_for(asyncio.shield(self._reading), STOP_SECONDS)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._reading
-
     def _send(self, *messages: Message) -> None:
-        """Send messages, all of them or none."""
-        if self._process is None or self._failure is not None:
-            raise EngineStoppedError("the engine is not running")
-        assert self._process.stdin is not None
-        data = b"".join(map(framed, messages))
-        # uvloop's, if the process has just died: `_conclude` will tell all that wait
-        with suppress(RuntimeError):
-            self._process.stdin.write(data)
+        super()._send(*messages)
         if self._owed is None:
             self._owed = time.monotonic()
 
-    async def _read(self) -> None:
-        """Hand on what the process says until it ends."""
-        assert self._process is not None
-        source = self._process.stdout
-        assert source is not None
-        try:
-            while True:
-                n_bytes = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
-                self._take(from_engine.decode(await source.readexactly(n_bytes)))
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            await self._conclude()
-
-    def _take(self, message: FromEngine) -> None:
+    def take(self, message: Progress | Facts | Step) -> None:
         if isinstance(message, Step):
             moved = message.status.n_steps != self.status.n_steps
             for event in message.events:
@@ -423,12 +329,17 @@ class EngineClient:
             self.status = message.status
             self.on_status(message.status)
         elif isinstance(message, Progress):
-            self._on_progress(message)
-        elif isinstance(message, Facts):
+            self._on_progress(message.value)
+        else:
             self.facts, self._owed = message, None
             self._loaded.set()
-        elif isinstance(message, Failed):
-            self._failure = EngineFailedError(message.message, message.hint, message.exit_code)
+
+    def end(self, failure: LocalKVError) -> None:
+        self._loaded.set()
+        for texts in set(self._texts.values()):
+            texts.break_off("engine")
+            texts.fail(EngineStoppedError(str(failure)))
+        self._texts.clear()
 
     def _hand_on(self, event: Event) -> bool:
         """Tell those who wait for it; return whether anybody does."""
@@ -440,36 +351,6 @@ class EngineClient:
             del self._texts[event.id]
         texts.put(event)
         return True
-
-    async def _conclude(self) -> None:
-        """Tell everybody who waits that the process is gone."""
-        assert self._process is not None
-        try:  # killed while it ends, it would leave no exit code
-            code = await asyncio.wait_for(self._process.wait(), END_SECONDS)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            code = await self._process.wait()
-        if self._failure is None:
-            self._failure = self._reason(code)
-        self._stderr.close()
-        self._loaded.set()
-        for texts in set(self._texts.values()):
-            texts.break_off("engine")
-            texts.fail(EngineStoppedError(str(self._failure)))
-        self._texts.clear()
-
-    def _reason(self, code: int) -> EngineStoppedError:
-        """Why it is gone, with the last that it had to say."""
-        how = f"exit code {code}"
-        if code < 0:
-            with suppress(ValueError):
-                how = signal.Signals(-code).name
-        size = os.fstat(self._stderr.fileno()).st_size
-        self._stderr.seek(max(0, size - STDERR_TAIL))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        last = lines[-1].removeprefix("error: ") if lines else None
-        return EngineStoppedError(f"the engine stopped ({how})", last)
 
 
 def _n_bytes(event: Event) -> int:
@@ -496,3 +377,109 @@ def _with_less_said_again(requests: Sequence[Submit]) -> Iterator[Submit | Again
 
 def _numbered(request: Submit, id: int) -> Submit:
     return msgspec.structs.replace(request, id=id)
+
+
+MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
+"""The server ends once `MOST_DEATHS` engines die within `WITHIN_SECONDS`."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds before the next one is started, which double from death to death."""
+
+
+class Supervisor:
+    """Runs an engine.
+
+    Args:
+        options: the model to load, and how.
+        say: tells whoever started the server what happens, a line each.
+        command: the engine's program, if it is another; for tests.
+
+    Attributes:
+        say: as above.
+        client: the process that runs, or ran last.
+        n_restarts: how often there was a new one.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        say: Callable[[str], None] = lambda line: None,
+        command: Sequence[str] = (),
+    ) -> None:
+        self.n_restarts = 0
+        self.say = say
+        self._options, self._command = options, command
+        self._progress = LoadProgress("header")
+        self._deaths = deque[float](maxlen=MOST_DEATHS)
+        self._is_stopping = False
+        self._before = Status()
+        self.client = self._new_client()
+
+    @property
+    def total(self) -> Status:
+        """Counts of all engines so far; all else is the status of the engine that runs."""
+        now, before = self.client.status, self._before
+        counts = {
+            name: getattr(now, name) + getattr(before, name)
+            for name in ("n_steps", "n_generated", "n_prompt", "n_reused", "n_preempted")
+        }
+        return msgspec.structs.replace(now, **counts)
+
+    def _new_client(self) -> TextClient:
+        return TextClient(self._options, self._note, self._command)
+
+    def _note(self, progress: LoadProgress) -> None:
+        self._progress = progress
+
+    @property
+    def facts(self) -> Facts | None:
+        """Facts of the model; None while no engine has it."""
+        return self.client.facts if self.client.is_running else None
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """How far loading is."""
+        now = self._progress
+        return {"stage": now.stage, "done": now.done, "total": now.total}
+
+    async def run(self, on_ready: Callable[[Facts], None]) -> None:
+        """Keep an engine running until `stop`.
+
+        Args:
+            on_ready: is told when the first one is.
+
+        Raises:
+            EngineFailedError: the model can't be loaded.
+            EngineStoppedError: engines die again and again.
+        """
+        pause, is_first = FIRST_PAUSE, True
+        while not self._is_stopping:
+            await self.client.start()
+            try:
+                facts = await self.client.loaded()
+                if is_first:
+                    on_ready(facts)
+                is_first, pause = False, FIRST_PAUSE
+            except EngineFailedError:
+                raise
+            except Exception as error:
+                if not self._is_stopping:
+                    self.say(str(error))
+            problem = await self.client.ended()
+            if self._is_stopping:
+                return
+            self._deaths.append(time.monotonic())
+            is_often = len(self._deaths) == MOST_DEATHS
+            if is_first or (is_often and self._deaths[-1] - self._deaths[0] < WITHIN_SECONDS):
+                raise problem
+            self.say(f"{problem}; another one is started")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self.n_restarts += 1
+            self._before = self.total
+            on_status, self.client = self.client.on_status, self._new_client()
+            self.client.on_status = on_status
+
+    async def stop(self) -> None:
+        """End the engine."""
+        self._is_stopping = True
+        await self.client.stop()

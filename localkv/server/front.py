@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from localkv.engine_process.texts import Facts, Opening, Submit
 from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import NUMBERS, SamplingParams
-from localkv.server.engine_client import Texts
+from localkv.server.engine_client import Supervisor, Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.json_body import make_decoders
 from localkv.server.prompts import PromptModel, TextPrompt
 from localkv.server.request_fields import SamplingFields, sampling_params
 from localkv.server.request_record import current
 from localkv.server.settings import ServerSettings
-from localkv.server.supervisor import Supervisor
-from localkv.server.wire import Facts, Opening, Submit
 from localkv.server.work import SMALL, Work
 
 if TYPE_CHECKING:

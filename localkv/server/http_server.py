@@ -26,16 +26,16 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from localkv.engine_process.texts import Facts
 from localkv.errors import UsageError, printable
 from localkv.server.access import is_loopback
 from localkv.server.app import application
+from localkv.server.engine_client import Supervisor
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import to_json
 from localkv.server.request_record import AccessLog
 from localkv.server.settings import ServerSettings
-from localkv.server.supervisor import Supervisor
-from localkv.server.wire import Facts
 
 OPEN_FILES = 4096
 """Connections and files that the process may have open, if the system allows that many."""

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from localkv.engine_process.texts import Ended, Event, Piece, Reading, Status
+from localkv.server.engine_client import Supervisor
 from localkv.server.request_record import RequestRecord
-from localkv.server.supervisor import Supervisor
-from localkv.server.wire import Ended, Event, Piece, Reading, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

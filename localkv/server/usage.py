@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from localkv.server.wire import Ended, Event, Piece, Reading
+from localkv.engine_process.texts import Ended, Event, Piece, Reading
 
 
 class RunningTimings:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from localkv.chat import engine_process
 from localkv.chat.engine import (
     ChatRequest,
     EngineOptions,
@@ -22,28 +20,53 @@ from localkv.chat.engine import (
     LoadProgress,
     TextDelta,
 )
-from localkv.chat.engine_process import EngineProcess
-from localkv.chat.wire import Failure, TokenCount, decode, encode
-from localkv.errors import LocalKVError, UsageError
+from localkv.engine_process import client
+from localkv.engine_process.client import EngineProcess
+from localkv.engine_process.wire import (
+    LENGTH,
+    Answer,
+    AnswerEnded,
+    AnswerGrew,
+    Cancel,
+    Counted,
+    Failed,
+    Load,
+    Loaded,
+    Progress,
+    Refused,
+    framed,
+    from_conversation,
+    named_error,
+)
+from localkv.errors import LocalKVError
 from support.fake_engine import FACTS
 
-DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
-SOUND = [FACTS, DONE, TextDelta("a", (0.1,), 3), LoadProgress("weights", 1, 2), TokenCount(4)]
-WRONG = [None, True, -1, 1 << 70, 1.5, "text", [], [1, "a"], {}, {"a": 1}, [[]], "\ud800"]
+DONE = AnswerEnded(1, Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42))
+GREW = AnswerGrew(1, TextDelta("a", (0.1,), 3))
+SOUND = [
+    Loaded(FACTS),
+    DONE,
+    GREW,
+    Progress(LoadProgress("weights", 1, 2)),
+    Counted(1, 4),
+    Failed("broken", None, 1),
+    Refused(1, "UsageError", "wrong", "right"),
+]
+WRONG = [None, True, -1, 1 << 63, 1.5, "text", [], [1, "a"], {}, {"a": 1}, [[]], b"\xff"]
 
 N_MUTATIONS = 3000
 N_MUTATIONS_LONG = 300_000
 
 
 def engine_that_says(
-    tmp_path: Path, lines: bytes, *, then: str = "sys.stdin.read()"
+    tmp_path: Path, data: bytes, *, then: str = "sys.stdin.read()"
 ) -> EngineProcess:
-    """A child that reads one line, and says these."""
+    """A child that reads four bytes, and says these."""
     said = tmp_path / "said"
-    said.write_bytes(lines)
+    said.write_bytes(data)
     program = f"""
 import sys
-sys.stdin.readline()
+sys.stdin.buffer.read(4)
 sys.stdout.buffer.write(open({str(said)!r}, "rb").read())
 sys.stdout.flush()
 {then}
@@ -52,33 +75,43 @@ sys.stdout.flush()
 
 
 def is_gone(engine: EngineProcess) -> bool:
-    return engine._process is not None and engine._process.poll() is not None
+    return engine._process is not None and engine._process.returncode is not None
 
 
-LINES = {
-    "no JSON": b"hello\n",
-    "not UTF-8": b"\xff\xfe\x00\n",
-    "empty": b"\n",
-    "a number": b"5\n",
-    "nested": b"[" * 100_000 + b"\n",
-    "nested in a field": b'{"type":"EngineFacts","name":' + b"[" * 100_000 + b"\n",
-    "a type of another kind": b'{"type":[]}\n',
-    "no such type": b'{"type":"Popen"}\n',
-    "fields missing": b'{"type":"EngineFacts"}\n',
-    "fields that are unknown": b'{"type":"Cancel","x":1}\n',
-    "something else": encode(DONE),
-    "a request": encode(ChatRequest(())),
-    "a request without params": b'{"type":"ChatRequest","params":3}\n',
-    "a stage that is none": b'{"type":"LoadProgress","stage":"lunch"}\n',
-    "a number that is none": b'{"type":"LoadProgress","stage":"weights","done":NaN}\n',
-    "a long number": b'{"type":"LoadProgress","stage":"weights","done":' + b"9" * 9999 + b"}\n",
-    "a failure of another kind": b'{"type":"Failure","kind":"x","message":5,"hint":null}\n',
+def body(data: bytes) -> bytes:
+    return LENGTH.pack(len(data)) + data
+
+
+def packed(fields: object) -> bytes:
+    return body(msgspec.msgpack.encode(fields))
+
+
+BODIES = {
+    "no message": body(b"hello"),
+    "not UTF-8": body(b"\xa3\xff\xfe\x00"),
+    "empty": body(b""),
+    "a number": body(b"5"),
+    "nested": body(b"\x91" * 100_000),
+    "nested in a field": body(b"\x82\xa4type\xa6Loaded\xa5value" + b"\x91" * 100_000),
+    "nested JSON": body(b'{"type":' + b"[" * 100_000),
+    "a type of another kind": packed({"type": []}),
+    "no such type": packed({"type": "Popen"}),
+    "fields missing": packed({"type": "Loaded"}),
+    "facts without fields": packed({"type": "Loaded", "value": {}}),
+    "something else": framed(DONE),
+    "a request": framed(Answer(1, ChatRequest(()))),
+    "a stage that is none": packed({"type": "Progress", "value": {"stage": "lunch"}}),
+    "a number that is none": packed(
+        {"type": "Progress", "value": {"stage": "weights", "done": ""}}
+    ),
+    "a failure of another kind": packed({"type": "Failed", "message": 5, "hint": None}),
+    "a length that is too long": LENGTH.pack(0xFFFFFFFF),
 }
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_a_damaged_line_ends_the_engine_with_one_error(tmp_path: Path, name: str) -> None:
-    engine = engine_that_says(tmp_path, LINES[name])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_damaged_message_ends_the_engine_with_one_error(tmp_path: Path, name: str) -> None:
+    engine = engine_that_says(tmp_path, BODIES[name])
     with pytest.raises(EngineStoppedError) as raised:
         engine.load(lambda progress: None)
     assert raised.value.message == "the engine was stopped: it sent something that is not a message"
@@ -88,18 +121,21 @@ def test_a_damaged_line_ends_the_engine_with_one_error(tmp_path: Path, name: str
     engine.close()
 
 
-def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "LONGEST_LINE", 1 << 16)
-    engine = engine_that_says(tmp_path, b"x", then="while True: print('x' * 1000, end='')")
+def test_a_message_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LONGEST", 1 << 16)
+    then = "while True: print('x' * 1000, end='')"
+    engine = engine_that_says(tmp_path, LENGTH.pack(1 << 17), then=then)
     with pytest.raises(EngineStoppedError, match="is not a message"):
         engine.load(lambda progress: None)
     assert is_gone(engine)
     engine.close()
 
 
-@pytest.mark.parametrize("line", [encode(TokenCount(1)), encode(FACTS), b"{}\n", b'{"type":"Text'])
-def test_a_damaged_answer_ends_it(tmp_path: Path, line: bytes) -> None:
-    said = encode(FACTS) + encode(TextDelta("Once", (0.1,), 3)) + line
+@pytest.mark.parametrize(
+    "data", [framed(Counted(1, 1)), framed(Loaded(FACTS)), body(b"{}"), framed(DONE)[:9]]
+)
+def test_a_damaged_answer_ends_it(tmp_path: Path, data: bytes) -> None:
+    said = framed(Loaded(FACTS)) + framed(GREW) + data
     engine = engine_that_says(tmp_path, said, then="")
     engine.load(lambda progress: None)
     told = []
@@ -118,21 +154,21 @@ def _texts(engine: EngineProcess) -> list[str]:
 
 def mutated(dice: random.Random) -> bytes:
     """A message with one damage."""
-    value = dice.choice(SOUND)
-    fields: dict[str, Any] = {"type": type(value).__name__, **asdict(value)}
-    kind = dice.randrange(4)
+    whole = msgspec.to_builtins(dice.choice(SOUND))
+    fields: dict[str, Any] = whole
+    if isinstance(whole.get("value"), dict) and dice.random() < 0.7:
+        fields = whole["value"]
+    kind = dice.randrange(3)
     name = dice.choice(list(fields))
     if kind == 0:
         fields[name] = dice.choice(WRONG)
     elif kind == 1:
         del fields[name]
-    elif kind == 2:
-        fields[name + "x"] = 1
-    line = bytearray(json.dumps(fields).encode())
-    if kind == 3:
+    data = bytearray(msgspec.msgpack.encode(whole))
+    if kind == 2:
         for _ in range(dice.randrange(1, 4)):
-            line[dice.randrange(len(line))] = dice.randrange(256)
-    return bytes(line) + b"\n"
+            data[dice.randrange(len(data))] = dice.randrange(256)
+    return bytes(data)
 
 
 def check_mutations(seeds: range) -> int:
@@ -140,16 +176,17 @@ def check_mutations(seeds: range) -> int:
     n_refused = 0
     for seed in seeds:
         try:
-            value = decode(mutated(random.Random(seed)))
-        except (ValueError, UsageError):
+            message = from_conversation(mutated(random.Random(seed)))
+        except ValueError:
             n_refused += 1
             continue
-        assert decode(encode(value)) == value
-        if isinstance(value, TextDelta):
-            assert isinstance(value.text, str)
-            assert all(isinstance(second, int | float) for second in value.seconds)
-        elif isinstance(value, Failure):
-            assert isinstance(value.error(), LocalKVError)
+        assert from_conversation(framed(message)[LENGTH.size :]) == message
+        if isinstance(message, AnswerGrew):
+            assert isinstance(message.value.text, str)
+            assert all(isinstance(second, int | float) for second in message.value.seconds)
+        elif isinstance(message, Refused):
+            told = named_error(message.kind, message.message, message.hint)
+            assert isinstance(told, LocalKVError)
     return n_refused
 
 
@@ -164,10 +201,10 @@ def test_mutated_messages_often() -> None:
 
 def test_a_child_that_reads_nonsense_ends() -> None:
     """The other direction: a parent that was damaged leaves no child behind."""
-    for line in (b"", b"nonsense\n", b'{"type":"Cancel"}\n', b"[" * 50_000 + b"\n"):
+    for data in (b"", b"nonsense", body(b"nonsense"), framed(Cancel(1)), body(b"\x91" * 50_000)):
         done = subprocess.run(
-            [sys.executable, "-m", "localkv.chat.engine_child"],
-            input=line,
+            [sys.executable, "-m", "localkv.engine_process.child"],
+            input=data,
             capture_output=True,
             timeout=60,
         )
@@ -178,17 +215,18 @@ def test_a_child_that_reads_nonsense_ends() -> None:
 def test_a_child_ends_whose_listener_failed() -> None:
     program = """
 import sys, time
-from localkv.chat import engine_child
+from localkv.engine_process import child, conversation
 class Slow:
     def __init__(self, options): pass
     def load(self, on_progress): time.sleep(60)
-engine_child.LocalEngine = Slow
-engine_child.main()
+conversation.LocalEngine = Slow
+child.main()
 """
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(encode(EngineOptions("m.gguf")) + b"nonsense\n")
+        load = Load(EngineOptions("m.gguf"), converses=True)
+        process.stdin.write(framed(load) + body(b"nonsense"))
         process.stdin.flush()  # and it stays open
         assert process.wait(timeout=40) == 0
 

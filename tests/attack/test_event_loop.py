@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from localkv.chat.engine import EngineOptions
+from localkv.server.engine_client import Supervisor
 from localkv.server.front import Front
 from localkv.server.settings import ServerSettings
-from localkv.server.supervisor import Supervisor
 from support.front import said, served
 from support.server import SHIPPED_MODEL
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localkv.chat.engine import ChatRequest, EngineOptions, EngineStoppedError
-from localkv.chat.engine_process import EngineProcess
+from localkv.engine_process.client import EngineProcess
 from localkv.errors import ModelFileError
 from localkv.loader.gguf_file import open_gguf
 from localkv.sampling.params import SamplingParams

@@ -24,8 +24,8 @@ from localkv.chat.engine import (
     PromptProgress,
     TextDelta,
 )
-from localkv.chat.engine_process import EngineProcess
-from localkv.chat.local_engine import LocalEngine
+from localkv.engine_process.client import EngineProcess
+from localkv.engine_process.conversation import LocalEngine
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams
 from support import tiny_model as tiny
@@ -200,7 +200,7 @@ def child(program: str) -> EngineProcess:
 
 
 def test_the_last_words_of_a_child_are_told() -> None:
-    engine = child("import sys; sys.stdin.readline(); sys.exit('out of luck')")
+    engine = child("import sys; sys.stdin.buffer.read(4); sys.exit('out of luck')")
     with pytest.raises(EngineStoppedError) as raised:
         engine.load(lambda progress: None)
     assert raised.value.message == "the engine stopped (exit code 1)"
@@ -209,7 +209,7 @@ def test_the_last_words_of_a_child_are_told() -> None:
 
 
 def test_closing_ends_whoever_waits() -> None:
-    engine = child("import sys, time; sys.stdin.readline(); time.sleep(60)")
+    engine = child("import sys, time; sys.stdin.buffer.read(4); time.sleep(60)")
     errors: list[LocalKVError] = []
 
     def load() -> None:
@@ -231,7 +231,7 @@ def test_a_child_does_not_outlive_its_parent(tiny_model: Path) -> None:
     program = f"""
 import os
 from localkv.chat.engine import *
-from localkv.chat.engine_process import EngineProcess
+from localkv.engine_process.client import EngineProcess
 engine = EngineProcess(EngineOptions({str(tiny_model)!r}))
 engine.load(lambda progress: None)
 print(engine.pid, flush=True)
@@ -247,7 +247,7 @@ os._exit(9)
 def test_the_screen_needs_no_torch() -> None:
     program = """
 import sys
-import localkv.commands.chat, localkv.tui.app, localkv.chat.engine_process, localkv.chat.store
+import localkv.commands.chat, localkv.tui.app, localkv.engine_process.client, localkv.chat.store
 print([name for name in ("torch", "numba", "numpy", "tokenizers") if name in sys.modules])
 """
     done = subprocess.run(

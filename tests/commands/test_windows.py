@@ -12,8 +12,8 @@ import pytest
 from localkv import LLM
 from localkv.cache.layout import PAGE_TOKENS, context_bytes
 from localkv.chat.cache_figures import cache_figures
-from localkv.chat.local_engine import engine_facts
 from localkv.config import CacheConfig
+from localkv.engine_process.conversation import engine_facts
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec

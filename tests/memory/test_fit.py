@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from localkv import LLM
 from localkv.cache.layout import PAGE_TOKENS, fits_head, mean_bits
 from localkv.chat.engine import EngineOptions
-from localkv.chat.local_engine import LocalEngine
 from localkv.config import USUAL_PAIRS, CacheConfig
+from localkv.engine_process.conversation import LocalEngine
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.kernels.gpu.device import CudaMemory
 from localkv.loader.gguf_file import open_gguf

@@ -10,20 +10,17 @@ import msgspec
 import pytest
 
 from localkv.chat.engine import EngineOptions
-from localkv.sampling.params import SamplingParams
-from localkv.server.engine_child import Inbox
-from localkv.server.engine_client import EngineClient, _with_less_said_again
-from localkv.server.front import with_seed
-from localkv.server.wire import (
-    LENGTH,
+from localkv.engine_process.text_server import Inbox
+from localkv.engine_process.texts import (
     Again,
-    Cancel,
-    SlotAction,
     SlotDone,
     Submit,
-    framed,
     to_engine,
 )
+from localkv.engine_process.wire import LENGTH, Cancel, SlotAction, framed
+from localkv.sampling.params import SamplingParams
+from localkv.server.engine_client import TextClient, _with_less_said_again
+from localkv.server.front import with_seed
 from localkv.structured.grammar import Grammar
 
 
@@ -99,12 +96,12 @@ def test_what_texts_have_in_common_is_sent_once() -> None:
     sent, inbox = list(_with_less_said_again(texts)), Inbox()
     assert [type(message) for message in sent] == [Submit, Again, Again, Submit, Again]
     for message in sent:
-        inbox.put(to_engine.decode(framed(message)[LENGTH.size :]))
+        inbox.put(to_engine(framed(message)[LENGTH.size :]))
     assert [inbox.messages.get() for _ in texts] == texts
 
 
 async def test_one_state_is_saved_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, sent = EngineClient(EngineOptions("none.gguf")), list[SlotAction]()
+    client, sent = TextClient(EngineOptions("none.gguf")), list[SlotAction]()
     monkeypatch.setattr(client, "_send", sent.append)
     acting = [asyncio.create_task(client.act(SlotAction(0, "save", 0))) for _ in range(3)]
     for n_sent in (1, 2, 3):

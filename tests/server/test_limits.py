@@ -15,16 +15,16 @@ import pytest
 from msgspec import inspect
 
 from localkv.chat.engine import EngineOptions
+from localkv.engine_process.texts import Facts, Submit
 from localkv.sampling.params import SamplingParams
 from localkv.server import front as front_module
 from localkv.server import limits
 from localkv.server.app import ENDPOINTS, described
-from localkv.server.engine_client import EngineClient
+from localkv.server.engine_client import TextClient
 from localkv.server.failures import RequestError
 from localkv.server.front import with_seed
 from localkv.server.json_body import decoded, nesting
 from localkv.server.request_record import Recorder
-from localkv.server.wire import Facts, Submit
 from support.attack.odd_fields import BODIES, odd_requests
 from support.fake_engine import FACTS
 from support.front import front_of
@@ -246,8 +246,8 @@ SILENT = [sys.executable, "-c", "import sys; sys.stdin.buffer.read()"]
 """An engine that never says anything."""
 
 
-async def _silent_client() -> EngineClient:
-    client = EngineClient(EngineOptions("none.gguf"), command=SILENT)
+async def _silent_client() -> TextClient:
+    client = TextClient(EngineOptions("none.gguf"), command=SILENT)
     await client.start()
     return client
 
@@ -270,7 +270,7 @@ def test_health_tells_an_engine_that_stands_still(monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         front = front_of()
         front.supervisor.client = client = await _silent_client()
-        client._take(Facts(FACTS, 0.0, 9, 9, 9, 1, 9, 9, 9, {}))
+        client.take(Facts(FACTS, 0.0, 9, 9, 9, 1, 9, 9, 9, {}))
         monkeypatch.setattr(front_module, "STALLED_SECONDS", 0.05)
         await asyncio.sleep(0.1)
         front.check_progress()  # it has no work

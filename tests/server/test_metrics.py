@@ -8,9 +8,9 @@ import os
 from prometheus_client.parser import text_string_to_metric_families
 
 from localkv.engine.stream import Timings, Usage
+from localkv.engine_process.texts import Ended, Piece, Reading, Status
 from localkv.server.metrics import Metrics, ObservedTexts, rows_label
 from localkv.server.request_record import AccessLog, RequestRecord, request_id
-from localkv.server.wire import Ended, Piece, Reading, Status
 from support.front import front_of
 from support.server import RunningServer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localkv.server.engine_child import placed
+from localkv.engine_process.text_server import placed
 from support.server import RunningServer
 
 PROMPT = "Once upon a time"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv.engine.stream import Timings, Usage
+from localkv.engine_process.texts import Ended
 from localkv.loader.chat_messages import in_turns, messages_for
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.named_templates import NAMED_TEMPLATES
@@ -22,7 +23,6 @@ from localkv.server.dialects import ollama as ollama_api
 from localkv.server.dialects import openai_responses as openai
 from localkv.server.dialects.openai import ChatChoice
 from localkv.server.json_body import decoded
-from localkv.server.wire import Ended
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 from support.family_templates import FAMILIES
 

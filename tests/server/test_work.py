@@ -14,13 +14,13 @@ import pytest
 
 from localkv.chat.engine import EngineOptions
 from localkv.engine.logprobs import TokenLogprob, TopLogprob, as_openai
+from localkv.engine_process.texts import Piece
 from localkv.server import json_body, work
-from localkv.server.engine_client import EngineClient, Texts
+from localkv.server.engine_client import TextClient, Texts
 from localkv.server.failures import RequestError
 from localkv.server.json_answer import JsonLists, to_json
 from localkv.server.json_body import MOST_ITEMS, MOST_NESTED, MOST_ODD, MOST_PARTS, Nesting, nesting
 from localkv.server.request_record import RequestRecord, current
-from localkv.server.wire import Piece
 from localkv.server.work import (
     LONG_SECONDS,
     MOST_OF_CLIENT,
@@ -159,7 +159,7 @@ PIECE = Piece(1, "a", 1, (TokenLogprob(1, "a", b"a", -1.0, TOP),))
 
 async def test_what_waits_for_a_slow_reader_is_bounded() -> None:
     work, record = Work(), RequestRecord("x", "POST", "/", "127.0.0.1")
-    texts = Texts(EngineClient(EngineOptions("none.gguf")), [1])
+    texts = Texts(TextClient(EngineOptions("none.gguf")), [1])
     texts.keep = partial(work.keep, record)
     for _ in range(10_000):
         texts.put(PIECE)

@@ -10,10 +10,10 @@ from typing import Any
 import uvicorn
 
 from localkv.chat.engine import EngineOptions
+from localkv.server.engine_client import Supervisor
 from localkv.server.front import Front
 from localkv.server.http_server import listening, uvicorn_config
 from localkv.server.settings import ServerSettings
-from localkv.server.supervisor import Supervisor
 
 
 def front_of(**settings: Any) -> Front:

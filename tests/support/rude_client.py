@@ -77,6 +77,6 @@ def children(server: RunningServer) -> list[int]:
 def engine_pid(server: RunningServer) -> int:
     """The process of its engine."""
     for child in children(server):
-        if b"engine_child" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
             return child
     raise AssertionError("there is no engine")

@@ -58,10 +58,10 @@ def engine() -> int:
     """The engine's process: it answers as `reply` says."""
     import msgspec
 
+    from localkv.engine_process import child
+    from localkv.engine_process.text_server import RunningText
+    from localkv.engine_process.texts import Submit
     from localkv.llm import TextModel
-    from localkv.server import engine_child
-    from localkv.server.engine_child import RunningText
-    from localkv.server.wire import Submit
     from localkv.structured.grammar import Grammar
 
     begun, log = RunningText.begun, os.environ.get("SCRIPTED_LOG")
@@ -75,17 +75,17 @@ def engine() -> int:
         return begun(model, msgspec.structs.replace(submit, grammar=grammar))
 
     RunningText.begun = scripted  # type: ignore[method-assign,assignment]
-    return engine_child.main()
+    return child.main()
 
 
 def main() -> int:
     if sys.argv[1:] == ["engine"]:
         return engine()
     from localkv import __main__
-    from localkv.server import engine_client
+    from localkv.engine_process import client
 
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "engine"]
-    engine_client.child_command = lambda module: command
+    client.child_command = lambda module: command
     return __main__.main()
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from localkv.chat.engine import EngineOptions
-from localkv.chat.local_engine import LocalEngine
+from localkv.engine_process.conversation import LocalEngine
 from localkv.sampling.params import SamplingParams
 from localkv.tui.chat_audit import AuditScreen
 from localkv.tui.full_context import FullContextScreen

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
-from localkv.chat.engine_process import EngineProcess
 from localkv.chat.store import KeptStates, Store
+from localkv.engine_process.client import EngineProcess
 from localkv.errors import UsageError
 from localkv.sampling.params import SamplingParams
 from support.chat_pilot import user, words

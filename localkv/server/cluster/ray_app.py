@@ -38,11 +38,11 @@ from localkv.server.cluster.prefix_directory import (
     ranked,
     text_of,
 )
+from localkv.server.engine_client import Supervisor
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import error_answer, error_piece
 from localkv.server.settings import MOST_BODY, ServerSettings
-from localkv.server.supervisor import Supervisor
 
 STATS_SECONDS = 1.0
 """How often engines tell what they hold."""

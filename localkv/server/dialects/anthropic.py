@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localkv.engine_process.texts import Ended
 from localkv.server import limits
 from localkv.server.answer import Answers, Part, PartEvent, Parts
 from localkv.server.chat_request import ChatBody, Thinking, begun, rendered
@@ -20,7 +21,6 @@ from localkv.server.front import Front
 from localkv.server.json_answer import event, event_stream, json_answer, json_response
 from localkv.server.json_body import received, takes
 from localkv.server.request_record import warn
-from localkv.server.wire import Ended
 
 BILLING = "x-anthropic-billing-header"
 """How a block begins that Claude Code puts first, with another value in each request: it says

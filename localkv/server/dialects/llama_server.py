@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from localkv import __version__
 from localkv.engine.logprobs import TokenLogprob, as_openai
+from localkv.engine_process.texts import Ended, Event, Piece, Reading, Submit
+from localkv.engine_process.wire import SlotAction
 from localkv.errors import LocalKVError
 from localkv.sampling.params import NUMBERS, SamplingParams
 from localkv.server import limits
@@ -36,7 +38,6 @@ from localkv.server.json_body import received, takes
 from localkv.server.prompts import GivenPrompts, PromptModel, checked_token, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.usage import RunningTimings, native_timings, prompt_progress
-from localkv.server.wire import Ended, Event, Piece, Reading, SlotAction, Submit
 from localkv.tool_calls.source import Content
 
 RANDOM_SEED = 0xFFFFFFFF

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from localkv import __version__
 from localkv.engine.logprobs import TokenLogprob, as_openai
+from localkv.engine_process.texts import Ended, Event, Piece
 from localkv.loader.answer_tags import REASONING_TAGS, writes_channels
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.model_summary import file_type_name
@@ -31,7 +32,6 @@ from localkv.server.json_body import received, takes
 from localkv.server.prompts import PromptModel, text_prompts
 from localkv.server.request_fields import SamplingFields, grammar_of, stop_strings
 from localkv.server.request_record import warn
-from localkv.server.wire import Ended, Event, Piece
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
 LATEST = ":latest"

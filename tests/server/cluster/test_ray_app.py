@@ -358,7 +358,7 @@ def engine_process(engine: str) -> int:
     (parent,) = [one["pid"] for one in replicas if one["replica_id"].endswith(engine)]
     children = Path(f"/proc/{parent}/task").glob("*/children")
     for pid in (pid for file in children for pid in file.read_text().split()):
-        if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return int(pid)
     raise AssertionError("the replica has no engine")
 

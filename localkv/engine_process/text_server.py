@@ -1,14 +1,9 @@
-"""The engine's process: `python -m localkv.server.engine_child`, messages of `wire` in and out.
-
-One thread runs the steps of the model, and nothing else; another reads what the front sends. It
-ends when its input does, so it never outlives the front, however that ended.
-"""
+"""Texts of a server, many at the same time: the engine's process writes them step by step."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 import traceback
 from collections import OrderedDict, deque
@@ -18,47 +13,36 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
-from typing import BinaryIO
 
 import msgspec
 
-from localkv.chat.local_engine import engine_facts
-from localkv.engine.batch_engine import BatchEngine
+from localkv.chat.engine import WARM_UP, EngineOptions, LoadProgress
 from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.saved_state import forget_text
 from localkv.engine.stream import TextStream
-from localkv.errors import LocalKVError, UsageError
-from localkv.llm import LLM, TextModel
-from localkv.loader.chat_prompt import ChatPrompt
-from localkv.server.wire import (
-    WARM_UP,
+from localkv.engine_process.conversation import engine_facts
+from localkv.engine_process.texts import (
     Accepted,
     Again,
-    Cancel,
     Ended,
     Event,
     Facts,
-    Failed,
-    Load,
-    Message,
     Opening,
     Piece,
-    Progress,
     Reading,
-    Refused,
-    SlotAction,
     SlotDone,
     Status,
     Step,
     Submit,
     ToEngine,
-    framed,
-    read_message,
     to_engine,
 )
+from localkv.engine_process.wire import Cancel, Message, Progress, Refused, SlotAction
+from localkv.errors import LocalKVError, UsageError
+from localkv.llm import LLM, TextModel
+from localkv.loader.chat_prompt import ChatPrompt
 from localkv.structured.constraint import GrammarTokens
-from localkv.system.bus_errors import end_cleanly
-from localkv.system.limits import before_model, exhausted
+from localkv.system.limits import before_model
 
 
 def placed(places: Sequence[int], running: Sequence[int]) -> tuple[int, ...]:
@@ -280,30 +264,60 @@ class SlotStates:
         return self._last[place]
 
 
-class EngineServer:
-    """Serves a loaded model.
+class TextServer:
+    """Serves a model. One thread runs its steps, and nothing else.
 
     Args:
-        llm: the model.
-        inbox: what the front sends.
-        send: sends it a message.
+        options: the model to load, and how.
+        send: sends the client a message.
     """
 
-    def __init__(
-        self, llm: LLM, inbox: SimpleQueue[ToEngine], send: Callable[[Message], None]
-    ) -> None:
-        self.llm = llm
-        self.batch: BatchEngine = llm.batch
-        self.inbox = inbox
+    decode = staticmethod(to_engine)
+
+    def __init__(self, options: EngineOptions, send: Callable[[Message], None]) -> None:
+        self.options = options
         self.send = send
+        self.inbox = Inbox()
+        self.take = self.inbox.put
         self.texts = dict[int, RunningText]()
         self._events = list[Event]()
-        self._places = (0,) * llm.cache.n_sequences
-        self._slots = SlotStates(llm)
         self._answers = {Submit: self._submit, Cancel: self._cancel, SlotAction: self._act}
+
+    def load(self) -> None:
+        """Load the model, and tell the client of it. Raises LocalKVError."""
+        started = time.perf_counter()
+        before_model()
+        options, send = self.options, self.send
+        self.llm = llm = LLM(
+            options.model,
+            **options.arguments,
+            on_progress=lambda *progress: send(Progress(LoadProgress(*progress))),
+        )
+        cache, pools = llm.cache, llm.engine.cache.pools
+        send(Progress(LoadProgress(WARM_UP)))
+        loaded_at = time.perf_counter()
+        llm.engine.prepare()
+        send(
+            Facts(
+                engine=engine_facts(llm, loaded_at - started),
+                warm_up_seconds=time.perf_counter() - loaded_at,
+                n_vocab=llm.config.n_vocab,
+                n_params=sum(math.prod(tensor.shape) for tensor in llm.gguf.tensors.values()),
+                n_embd=llm.config.n_embd,
+                n_parallel=cache.n_sequences,
+                cache_tokens=_cache_tokens(llm),
+                cache_bytes=llm.memory.cache_k + llm.memory.cache_v,
+                n_pages=sum(pool.n_pages for pool in pools),
+                kernels=llm.kernels,
+                warnings=tuple(dict.fromkeys(llm.warnings)),
+            )
+        )
+        self._places = (0,) * cache.n_sequences
+        self._slots = SlotStates(llm)
 
     def run(self) -> None:
         """Serve until the process ends."""
+        self.inbox.make_matchers(self.llm.grammar_tokens)
         while True:
             self._take_all(waits=not self.texts)
             step_ms, rows = self._step()
@@ -319,7 +333,7 @@ class EngineServer:
         """Do what the front asks for."""
         try:
             while True:
-                message = self.inbox.get(block=waits)
+                message = self.inbox.messages.get(block=waits)
                 self._answers[type(message)](message)  # type: ignore[operator]
                 waits = False
         except Empty:
@@ -342,8 +356,7 @@ class EngineServer:
         try:
             yield
         except Exception as error:
-            known = as_known(error)
-            self._events.append(Refused(id, type(known).__name__, known.message, known.hint))
+            self._events.append(Refused.of(id, as_known(error)))
 
     def _cancel(self, message: Cancel) -> None:
         if (text := self.texts.get(message.id)) is not None:
@@ -353,14 +366,15 @@ class EngineServer:
         """Milliseconds of one step for all, and how many requests and tokens of prompts it had."""
         if not any(text.waits for text in self.texts.values()):
             return 0.0, (0, 0)
-        stats = self.batch.stats
+        stats = self.llm.batch.stats
         n_generated, n_prompt, started = stats.n_generated, stats.n_prompt, time.perf_counter()
-        self.batch.step()
+        self.llm.batch.step()
         rows = stats.n_generated - n_generated, stats.n_prompt - n_prompt
         return 1e3 * (time.perf_counter() - started), rows
 
     def _status(self, step_ms: float, rows: tuple[int, int]) -> Status:
-        stats, pages, scheduler = self.batch.stats, self.batch.pages, self.batch.scheduler
+        batch = self.llm.batch
+        stats, pages, scheduler = batch.stats, batch.pages, batch.scheduler
         running = [text.id for text in self.texts.values() if text.is_running]
         self._places = placed(self._places, running)
         return Status(
@@ -449,42 +463,6 @@ class Inbox:
                     return message
 
 
-def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
-    """Load the model that the front asks for, and tell the front of it.
-
-    Raises:
-        LocalKVError: it can't be loaded.
-    """
-    started = time.perf_counter()
-    before_model()
-    options = load.options
-    llm = LLM(
-        options.model,
-        **options.arguments,
-        on_progress=lambda stage, done, total: send(Progress(stage, done, total)),
-    )
-    cache, pools = llm.cache, llm.engine.cache.pools
-    send(Progress(WARM_UP))
-    loaded_at = time.perf_counter()
-    llm.engine.prepare()
-    send(
-        Facts(
-            engine=engine_facts(llm, loaded_at - started),
-            warm_up_seconds=time.perf_counter() - loaded_at,
-            n_vocab=llm.config.n_vocab,
-            n_params=sum(math.prod(tensor.shape) for tensor in llm.gguf.tensors.values()),
-            n_embd=llm.config.n_embd,
-            n_parallel=cache.n_sequences,
-            cache_tokens=_cache_tokens(llm),
-            cache_bytes=llm.memory.cache_k + llm.memory.cache_v,
-            n_pages=sum(pool.n_pages for pool in pools),
-            kernels=llm.kernels,
-            warnings=tuple(dict.fromkeys(llm.warnings)),
-        )
-    )
-    return llm
-
-
 def _cache_tokens(llm: LLM) -> int:
     """Tokens that the cache holds of all requests together; with a budget, when all pages that may
     change their types have the last ones."""
@@ -492,48 +470,3 @@ def _cache_tokens(llm: LLM) -> int:
     if ladder is None:
         return cache.n_tokens or cache.n_sequences * cache.n_ctx
     return ladder.sizes.room_together(cache.n_sequences, cache.n_ctx, llm.engine.n_batch)
-
-
-def serve(source: BinaryIO, out: BinaryIO) -> int:
-    """Serve until `source` ends; the process's exit code, if the model can't be loaded."""
-    inbox = Inbox()
-    body = read_message(source)
-    load = None if body is None else to_engine.decode(body)
-    if not isinstance(load, Load):
-        raise ValueError("the first message must name the model to load")
-
-    def listen() -> None:
-        try:
-            while (body := read_message(source)) is not None:
-                inbox.put(to_engine.decode(body))
-        finally:  # even if a message is damaged: nobody would notice the end any more
-            os._exit(0)
-
-    def send(message: Message) -> None:
-        out.write(framed(message))
-        out.flush()
-
-    Thread(target=listen, daemon=True).start()
-    try:
-        llm = loaded(load, send)
-    except (LocalKVError, MemoryError, OSError) as error:
-        known = error if isinstance(error, LocalKVError) else exhausted(error)
-        if known is None:
-            raise
-        send(Failed(known.message, known.hint, known.exit_code))
-        return known.exit_code
-    inbox.make_matchers(llm.grammar_tokens)
-    EngineServer(llm, inbox.messages, send).run()
-    return 0
-
-
-def main() -> int:
-    """Keep stdout for the protocol: libraries' prints go to stderr."""
-    end_cleanly()
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return serve(sys.stdin.buffer, out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

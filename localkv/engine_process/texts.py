@@ -1,39 +1,29 @@
-"""The messages between the server's two processes, as bytes: a length, and MessagePack.
+"""The messages about texts, which a server has written from tokens: many at the same time.
 
-The front sends `Load` first, then any of `Submit`, `Again`, `Cancel` and `SlotAction`; the engine
-sends `Progress`, `Facts` or `Failed`, and then `Step`s. Nothing here knows of processes or HTTP.
+It sends `Submit`, `Again`, `Cancel` and `SlotAction`; the engine sends `Facts`, and then `Step`s.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from localkv.chat.engine import EngineFacts, EngineOptions
+from localkv.chat.engine import EngineFacts
 from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.stream import Timings, Usage
+from localkv.engine_process.wire import (
+    Cancel,
+    Failed,
+    Message,
+    Progress,
+    Refused,
+    SlotAction,
+    decoder,
+)
 from localkv.loader.answer_tags import ReasoningTags
 from localkv.sampling.params import SamplingParams
 from localkv.structured.grammar import Grammar
-
-LENGTH = struct.Struct("<I")
-"""What stands before each message: its bytes."""
-
-
-WARM_UP = "warm-up"
-"""The last stage before the engine is ready: the model runs once."""
-
-
-class Message(msgspec.Struct, tag=True, frozen=True):
-    """What the processes say to each other."""
-
-
-class Load(Message, frozen=True):
-    """The first message to the engine: the model, and how it is loaded."""
-
-    options: EngineOptions
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -92,28 +82,6 @@ class Again(Message, frozen=True):
     seed: int | None
 
 
-class Cancel(Message, frozen=True):
-    """Nobody waits for this text any more."""
-
-    id: int
-
-
-class SlotAction(Message, frozen=True):
-    """Save, restore or erase the text that had a place last.
-
-    Attributes:
-        id: the front's number of it.
-        action: "save", "restore" or "erase".
-        place: which.
-        path: of the file.
-    """
-
-    id: int
-    action: str
-    place: int
-    path: str = ""
-
-
 class SlotDone(Message, frozen=True):
     """It is done. Says how many tokens and bytes it took, and how many milliseconds."""
 
@@ -121,15 +89,6 @@ class SlotDone(Message, frozen=True):
     n_tokens: int
     n_bytes: int
     ms: float
-
-
-class Progress(Message, frozen=True):
-    """Loading has come to a stage of `LOAD_STAGES`, or `WARM_UP`: `done` of `total` parts, if
-    counted."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
 
 
 class Facts(Message, frozen=True):
@@ -162,31 +121,10 @@ class Facts(Message, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class Failed(Message, frozen=True):
-    """The model can't be loaded."""
-
-    message: str
-    hint: str | None
-    exit_code: int
-
-
 class Accepted(Message, frozen=True):
     """A request waits, or runs."""
 
     id: int
-
-
-class Refused(Message, frozen=True):
-    """A request was not taken, before anything was computed.
-
-    Attributes:
-        kind: class of the error.
-    """
-
-    id: int
-    kind: str
-    message: str
-    hint: str | None
 
 
 class Reading(Message, frozen=True):
@@ -275,25 +213,8 @@ class Step(Message, frozen=True):
     status: Status
 
 
-ToEngine: TypeAlias = Load | Submit | Again | Cancel | SlotAction
+ToEngine: TypeAlias = Submit | Again | Cancel | SlotAction
 FromEngine: TypeAlias = Progress | Facts | Failed | Step
 
-_encoder = msgspec.msgpack.Encoder()
-to_engine = msgspec.msgpack.Decoder(ToEngine)
-from_engine = msgspec.msgpack.Decoder(FromEngine)
-
-
-def framed(message: Message) -> bytes:
-    """A message as it is sent."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def read_message(source: BinaryIO) -> bytes | None:
-    """The body of the next message; None at the end of the stream."""
-    head = source.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    n_bytes = LENGTH.unpack(head)[0]
-    body = source.read(n_bytes)
-    return body if len(body) == n_bytes else None
+to_engine = decoder(ToEngine)
+from_engine = decoder(FromEngine)

@@ -1,12 +1,15 @@
-"""`LocalEngine`: a `ChatEngine` in this process, on top of `LLM`."""
+"""A conversation with a model of this process: `LocalEngine` is a `ChatEngine` on top of `LLM`, and
+`ConversationServer` lets the client of another process have it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localkv.cache.layout import typed_groups, types_in
 from localkv.chat.engine import (
@@ -21,14 +24,33 @@ from localkv.chat.engine import (
     PromptProgress,
     TextDelta,
 )
-from localkv.errors import UsageError
-from localkv.system.limits import before_model
+from localkv.engine_process.wire import (
+    Answer,
+    AnswerEnded,
+    AnswerGrew,
+    Audit,
+    AuditEnded,
+    Cancel,
+    Count,
+    Counted,
+    Loaded,
+    Message,
+    Progress,
+    PromptRead,
+    Refused,
+    SlotAction,
+    ToConversation,
+    to_conversation,
+)
+from localkv.errors import LocalKVError, UsageError
+from localkv.system.limits import before_model, exhausted
 
 if TYPE_CHECKING:
     from localkv.engine.stream import Completion, TextStream
     from localkv.llm import LLM
     from localkv.loader.chat_prompt import ChatPrompt
     from localkv.loader.chat_template import ChatTemplate
+
 
 AUDIT_BATCH = 64
 """Tokens that an audit evaluates at a time: as many are evaluated once it is cancelled."""
@@ -236,6 +258,75 @@ def _finished(completion: Completion) -> Finished:
         requantised_pages=usage.requantised_pages,
         requantise_seconds=timings.requantise_seconds,
     )
+
+
+class ConversationServer:
+    """Asks a `LocalEngine` what the client of this process wants to know.
+
+    Args:
+        options: the model to load, and how.
+        send: sends the client a message.
+    """
+
+    decode = staticmethod(to_conversation)
+
+    def __init__(self, options: EngineOptions, send: Callable[[Message], None]) -> None:
+        self._engine = LocalEngine(options)
+        self._send = send
+        self._answers = SimpleQueue[tuple[int, Iterator[Message]]]()
+        self._begun = 0
+
+    def take(self, message: ToConversation) -> None:
+        """A message has come. An answer begins here, so that a `Cancel` comes after it."""
+        if isinstance(message, Cancel):
+            if message.id == self._begun:
+                self._engine.cancel()
+            return
+        self._begun = message.id
+        self._answers.put((message.id, self._answer(message)))
+
+    def _answer(self, message: Answer | Count | Audit | SlotAction) -> Iterator[Message]:
+        id, engine = message.id, self._engine
+        if isinstance(message, Answer):
+            return (_KINDS[type(news)](id, news) for news in engine.answer(message.request))
+        if isinstance(message, Audit):
+            return (AuditEnded(id, audited) for audited in engine.audit())
+        if isinstance(message, Count):
+            count = partial(engine.count_tokens, message.request)
+        elif message.action == "save":
+            count = partial(engine.save_state, message.path)
+        else:
+            count = partial(engine.load_state, message.path)
+        return (Counted(id, counted()) for counted in [count])
+
+    def load(self) -> None:
+        """Load the model. Raises LocalKVError."""
+        self._send(Loaded(self._engine.load(lambda progress: self._send(Progress(progress)))))
+
+    def run(self) -> None:
+        """Answer until the process ends; an error for users is an answer, a bug ends it."""
+        while True:
+            id, answer = self._answers.get()
+            try:
+                for message in answer:
+                    self._send(message)
+            except Exception as error:
+                self._send(Refused.of(id, known_error(error)))
+
+
+_KINDS: dict[type, Callable[[int, Any], Message]] = {
+    PromptProgress: PromptRead,
+    TextDelta: AnswerGrew,
+    Finished: AnswerEnded,
+}
+
+
+def known_error(error: Exception) -> LocalKVError:
+    """The error for users that an error is; a bug of localkv is raised."""
+    known = error if isinstance(error, LocalKVError) else exhausted(error)
+    if known is None:
+        raise error
+    return known
 
 
 def engine_facts(llm: LLM, load_seconds: float) -> EngineFacts:

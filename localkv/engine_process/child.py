@@ -1,0 +1,64 @@
+"""The engine's process: `python -m localkv.engine_process.child`, messages in and out.
+
+One thread runs the model; another reads what the client sends. The process ends when its input
+does, in the middle of any work, so it never outlives its client, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from threading import Thread
+from typing import BinaryIO
+
+from localkv.engine_process.conversation import ConversationServer, known_error
+from localkv.engine_process.wire import Failed, Message, decode_load, framed, read_message
+from localkv.system.bus_errors import end_cleanly
+
+
+def serve(source: BinaryIO, out: BinaryIO) -> int:
+    """Serve until `source` ends; the process's exit code, if the model can't be loaded."""
+
+    def send(message: Message) -> None:
+        out.write(framed(message))
+        out.flush()
+
+    body = read_message(source)
+    if body is None:
+        raise ValueError("the first message must name the model to load")
+    load = decode_load(body)
+    if load.converses:
+        server: ConversationServer | TextServer = ConversationServer(load.options, send)
+    else:
+        from localkv.engine_process.text_server import TextServer  # imports the libraries at once
+
+        server = TextServer(load.options, send)
+
+    def listen() -> None:
+        try:
+            while (body := read_message(source)) is not None:
+                server.take(server.decode(body))
+        finally:  # even if a message is damaged: nobody would notice the end any more
+            os._exit(0)
+
+    Thread(target=listen, daemon=True).start()
+    try:
+        server.load()
+    except Exception as error:
+        known = known_error(error)
+        send(Failed(known.message, known.hint, known.exit_code))
+        return known.exit_code
+    server.run()
+    return 0
+
+
+def main() -> int:
+    """Keep stdout for the protocol: libraries' prints go to stderr."""
+    end_cleanly()
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return serve(sys.stdin.buffer, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
