@@ -1,6 +1,7 @@
 """A conversation as a tree: every edit and every new attempt at an answer is a branch.
 
-It knows nothing of engines, files or screens.
+The model reads its own answers without their reasoning (`split_reasoning`). Nothing here knows of
+engines, files or screens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localkv.chat.engine import Finished
-from localkv.chat.reasoning import split_reasoning
+from localkv.loader.answer_tags import ANSWER_TAGS, REASONING_TAGS, tags_at_start
 
 Role = Literal["user", "assistant"]
 
@@ -155,3 +156,52 @@ def _check_tree(messages: Mapping[int, Message]) -> None:
             way.add(at)
             at = messages[at].parent_id
         rooted.update(way)
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    """An answer in two parts; `open` while the reasoning has not ended."""
+
+    reasoning: str
+    answer: str
+    open: bool = False
+
+
+def split_reasoning(text: str) -> Reasoned:
+    """The parts of an answer, also of one that is still being written.
+
+    Only an answer that begins with the opening tag reasons: a later tag is text. The beginning
+    of a possible tag belongs to neither part yet, and tags around the answer that follows are left
+    out.
+    """
+    start = text.lstrip()
+    tags = tags_at_start(start)
+    if tags is None:
+        waiting = any(possible.open.startswith(start) for possible in REASONING_TAGS)
+        return Reasoned("", "" if waiting else text, open=waiting and bool(start))
+    inside = start.removeprefix(tags.open)
+    reasoning, close, answer = inside.partition(tags.close)
+    if close:
+        return Reasoned(reasoning.strip(), _out_of_tags(answer.lstrip("\n")))
+    return Reasoned(_without_begun(reasoning, tags.close).lstrip(), "", open=True)
+
+
+def _out_of_tags(answer: str) -> str:
+    """An answer without the tags that some models put around it after they have reasoned."""
+    start = answer.lstrip()
+    for tags in ANSWER_TAGS:
+        if start and tags.open.startswith(start):
+            return ""
+        if start.startswith(tags.open):
+            inside, close, rest = start.removeprefix(tags.open).partition(tags.close)
+            inside = inside.lstrip("\n")
+            return inside.rstrip() + rest if close else _without_begun(inside, tags.close)
+    return answer
+
+
+def _without_begun(text: str, tag: str) -> str:
+    """A text without an end that may become a tag."""
+    for size in range(len(tag) - 1, 0, -1):
+        if text.endswith(tag[:size]):
+            return text[:-size]
+    return text

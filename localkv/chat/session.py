@@ -1,21 +1,25 @@
 """`ChatSession`: a conversation with its settings, written through to the store.
 
 It holds the messages to show and the requests to an engine; it draws nothing and computes nothing.
+It can be exported as Markdown, for people to read, and as JSON with all that is kept of it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from localkv.chat.conversation import Conversation, Message
+from localkv.chat.conversation import Conversation, Message, split_reasoning
 from localkv.chat.database import PATIENCE
 from localkv.chat.engine import ChatRequest, EngineFacts, Finished
 from localkv.chat.store import SessionCache, Store, chosen_settings
 from localkv.config import MIXED
-from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.errors import ContextOverflowError, LocalKVError, UsageError, printable
 from localkv.sampling.params import SamplingParams
 
 NEW_TITLE = "New chat"
@@ -371,3 +375,75 @@ def sampling_value(name: str, text: str) -> Any:
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
         raise LocalKVError(f"{name}: {text!r} is not a {kind}") from None
+
+
+NAME_BYTES = 100
+"""Most bytes of a name that is made from a title: file systems take 255, some fewer."""
+
+
+def to_markdown(session: ChatSession) -> str:
+    """The branch that is shown, with reasoning folded away."""
+    parts = [f"# {session.title}"]
+    if session.system_prompt.strip():
+        parts.append(f"**System:** {session.system_prompt.strip()}")
+    for message in session.conversation.path():
+        parts += _turn(message, session.model_name)
+    return "\n\n".join(parts) + "\n"
+
+
+def _turn(message: Message, model_name: str) -> list[str]:
+    if message.role == "user":
+        return ["## You", message.content.strip()]
+    parts = split_reasoning(message.content)
+    turn = [f"## {model_name or 'Assistant'}"]
+    if parts.reasoning:
+        summary = "<summary>Reasoning</summary>"
+        turn.append(f"<details>{summary}\n\n{parts.reasoning}\n\n</details>")
+    turn.append(parts.answer.strip())
+    if message.finish_reason not in ("stop", "length"):
+        turn.append(f"*({message.finish_reason or 'interrupted'})*")
+    return turn
+
+
+def to_json(session: ChatSession) -> str:
+    """All branches; `shown` lists the ids of the one that is shown."""
+    fields = {
+        "title": session.title,
+        "model": session.model_name,
+        "system_prompt": session.system_prompt,
+        "sampling": asdict(session.params),
+        "shown": [message.id for message in session.conversation.path()],
+        "messages": [asdict(message) for message in session.conversation.messages.values()],
+    }
+    return json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
+
+
+def default_name(title: str, suffix: str) -> str:
+    """A file name that says which conversation it holds."""
+    words = "-".join(re.findall(r"\w+", title[:1000].lower())[:8])
+    short = words.encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"{short or 'chat'}.{suffix}"
+
+
+def export(session: ChatSession, path: Path) -> None:
+    """Write a conversation, in the format that the file's name ends with; never over a file.
+
+    Raises:
+        UsageError: the ending is neither .md nor .json, or the file is there or can't be made.
+    """
+    write = {".md": to_markdown, ".json": to_json}.get(path.suffix)
+    if write is None:
+        raise UsageError(f"{printable(path)}: the name must end in .md or .json")
+    text = write(session)
+    try:
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()  # a part of a conversation is none
+                raise
+    except FileExistsError:
+        raise UsageError(f"{printable(path)} exists already", hint="name another file") from None
+    except OSError as error:
+        raise UsageError(f"{printable(path)}: {error.strerror}") from error

@@ -1,4 +1,5 @@
-"""The server's application: which path leads where, how errors are told, and its description."""
+"""The server's application: which path leads where, how errors are told, its description, and the
+page at `/`, whose files load nothing from anywhere else."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ from starlette.routing import Route
 
 from localkv import __version__
 from localkv.errors import LocalKVError
-from localkv.server.access import LOCAL, LOCAL_ORIGIN
+from localkv.server.access import LOCAL, LOCAL_ORIGIN, Guard
 from localkv.server.dialects.anthropic import count_tokens, messages
 from localkv.server.dialects.llama_server import (
     apply_template,
@@ -39,14 +41,73 @@ from localkv.server.dialects.openai import chat_completions, completions, health
 from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
-from localkv.server.guard import Guard
-from localkv.server.json_answer import error_answer, to_json
-from localkv.server.page_files import cache_meter, facts, page
+from localkv.server.json_answer import error_answer, json_response, to_json
 from localkv.server.request_record import CLOSED, WARNING, Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
 POST, GET = ["POST"], ["GET"]
+
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@cache
+def _page_files() -> dict[str, bytes]:
+    """The content of each file by its name."""
+    folder = files("localkv.server") / "page"
+    return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
+
+
+async def page(front: Front, request: Request) -> Response:
+    """GET / and GET /page/NAME."""
+    name = request.path_params.get("name", "index.html")
+    content = _page_files().get(name) if front.settings.has_page else None
+    if content is None:
+        raise RequestError(404, f"GET {request.url.path}: no such path")
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    return Response(content, media_type=media_type, headers=HEADERS)
+
+
+async def facts(front: Front, request: Request) -> Response:
+    """GET /localkv/facts: what a chat shows of the model (`EngineFacts`)."""
+    return json_response(front.facts.engine)
+
+
+async def cache_meter(front: Front, request: Request) -> Response:
+    """GET /localkv/cache: what is in the cache of all requests together."""
+    facts, status = front.facts, front.supervisor.client.status
+    return json_response(
+        {
+            "tokens": facts.cache_tokens,
+            "bytes": facts.cache_bytes,
+            "type_k": facts.engine.type_k,
+            "type_v": facts.engine.type_v,
+            "pages": {
+                "all": facts.n_pages,
+                "running": status.pages_running,
+                "shared": status.pages_shared,
+                "kept": status.pages_kept,
+                "lost": status.pages_lost,
+                "free": facts.n_pages
+                - (status.pages_running + status.pages_kept + status.pages_lost),
+            },
+            "prompt_tokens": {"evaluated": status.n_prompt, "reused": status.n_reused},
+            "requests": {"running": status.running, "waiting": status.waiting},
+        }
+    )
 
 
 _MODEL_WRITES = "this server's models write text"

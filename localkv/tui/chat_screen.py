@@ -25,9 +25,8 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Static
 
-from localkv.chat.conversation import Message
+from localkv.chat.conversation import Message, split_reasoning
 from localkv.chat.engine import ChatEngine, EngineOptions, EngineStoppedError
-from localkv.chat.reasoning import split_reasoning
 from localkv.chat.session import ChatSession
 from localkv.chat.store import KeptStates
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from localkv.chat.export import default_name, export
-from localkv.chat.session import sampling_value
+from localkv.chat.session import default_name, export, sampling_value
 from localkv.errors import UsageError, counted
 from localkv.sampling.params import SAMPLERS, SamplingParams
 from localkv.tui.figures import size

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from localkv.chat import session as session_module
-from localkv.chat.export import default_name, export
-from localkv.chat.session import ChatSession
+from localkv.chat.session import ChatSession, default_name, export
 from localkv.chat.store import DamagedStoreError, SessionGoneError, Store, default_path
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from localkv.chat.export import to_json, to_markdown
 from localkv.chat.repair import repair
-from localkv.chat.session import ChatSession
+from localkv.chat.session import ChatSession, to_json, to_markdown
 from localkv.chat.store import DamagedStoreError, Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams

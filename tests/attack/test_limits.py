@@ -173,12 +173,12 @@ def test_a_full_disk_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> 
 EXPORT = """
 import resource, signal, sys
 from pathlib import Path
-from localkv.chat import export
+from localkv.chat import session
 from localkv.errors import UsageError
-export.to_json = lambda session: "x" * 1_000_000
+session.to_json = lambda session: "x" * 1_000_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
-    export.export(None, Path(sys.argv[1]))
+    session.export(None, Path(sys.argv[1]))
 except UsageError as error:
     print(error)
 """

@@ -11,7 +11,7 @@ import pytest
 
 from localkv import LLM
 from localkv import llm as llm_module
-from localkv.chat.reasoning import split_reasoning
+from localkv.chat.conversation import split_reasoning
 from localkv.errors import UsageError
 from localkv.llm import TextModel
 from localkv.loader.answer_tags import CHANNELS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localkv.chat.reasoning import split_reasoning
+from localkv.chat.conversation import split_reasoning
 from localkv.loader.answer_tags import (
     THINK_TAGS,
     ChannelDecoder,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from localkv.server import guard, http_server
+from localkv.server import access, http_server
 from support.front import front_of, said, served
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
@@ -19,7 +19,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.15)
     monkeypatch.setattr(http_server, "STUCK_SECONDS", 0.2)
     monkeypatch.setattr(http_server, "LINGER_SECONDS", 0.05)
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.15)
+    monkeypatch.setattr(access, "BODY_SECONDS", 0.15)
 
 
 def _run(port_uses, app=None):

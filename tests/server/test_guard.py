@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from localkv.errors import UsageError
-from localkv.server import guard
+from localkv.server import access
 from localkv.server.access import ApiKeys, checked_origins, given_key, read_keys
 from localkv.server.app import application
 from localkv.server.http_server import check_exposure
@@ -166,7 +166,7 @@ def test_everybody_is_let_in_only_if_somebody_says_so():
 
 
 def test_bodies_are_counted_while_they_come(monkeypatch):
-    monkeypatch.setattr(guard, "MOST_BODY", 1000)
+    monkeypatch.setattr(access, "MOST_BODY", 1000)
     client = _client()
     chunks = (b" " * 100 for _ in range(100))
     answer = client.post("/v1/chat/completions", content=chunks)
@@ -193,7 +193,7 @@ def test_while_it_drains_only_metrics_answer():
 def test_a_bug_is_told_without_the_words_of_its_error(monkeypatch, capsys):
     client = _client()
 
-    monkeypatch.setattr(guard._Body, "receive", lambda body: {}["words of a prompt"])
+    monkeypatch.setattr(access._Body, "receive", lambda body: {}["words of a prompt"])
     answer = client.post("/v1/chat/completions", json={})
     assert answer.status_code == 500
     logged = capsys.readouterr().err

@@ -21,7 +21,14 @@ from localkv.engine_process.wire import SlotAction
 from localkv.errors import LocalKVError
 from localkv.sampling.params import NUMBERS, SamplingParams
 from localkv.server import limits
-from localkv.server.answer import AnswerReader, Answers, Delta
+from localkv.server.answer import (
+    AnswerReader,
+    Answers,
+    Delta,
+    RunningTimings,
+    native_timings,
+    prompt_progress,
+)
 from localkv.server.chat_request import ChatBody, rendered
 from localkv.server.engine_client import OpenText
 from localkv.server.failures import RequestError, as_request_error, unsupported
@@ -37,7 +44,6 @@ from localkv.server.json_answer import (
 from localkv.server.json_body import received, takes
 from localkv.server.prompts import GivenPrompts, PromptModel, checked_token, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
-from localkv.server.usage import RunningTimings, native_timings, prompt_progress
 from localkv.tool_calls.source import Content
 
 RANDOM_SEED = 0xFFFFFFFF

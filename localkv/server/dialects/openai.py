@@ -19,7 +19,16 @@ from starlette.responses import Response
 from localkv.engine.logprobs import LEAST, TokenLogprob, as_openai
 from localkv.engine_process.texts import Ended, Event, Piece, Reading
 from localkv.server import limits
-from localkv.server.answer import AnswerReader, Answers, Delta, Reasoning
+from localkv.server.answer import (
+    AnswerReader,
+    Answers,
+    Delta,
+    Reasoning,
+    RunningTimings,
+    native_timings,
+    openai_usage,
+    prompt_progress,
+)
 from localkv.server.chat_request import ChatBody, StreamOptions, begun
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
@@ -34,7 +43,6 @@ from localkv.server.json_answer import (
 from localkv.server.json_body import received, takes
 from localkv.server.prompts import GivenPrompts, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
-from localkv.server.usage import RunningTimings, native_timings, openai_usage, prompt_progress
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}

@@ -15,14 +15,21 @@ from starlette.responses import Response
 
 from localkv.engine_process.texts import Ended, Reading
 from localkv.server import limits
-from localkv.server.answer import Answers, Part, PartEvent, Parts
+from localkv.server.answer import (
+    Answers,
+    Part,
+    PartEvent,
+    Parts,
+    RunningTimings,
+    native_timings,
+    prompt_progress,
+)
 from localkv.server.chat_request import ChatBody, ReasoningOptions, begun, rendered
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import event, event_stream, json_answer, json_response
 from localkv.server.json_body import NOTED, received, takes
 from localkv.server.request_record import warn
-from localkv.server.usage import RunningTimings, native_timings, prompt_progress
 
 _OF_OTHER_TOOLS = re.compile(r"mcp_\w{1,40}|\w{1,40}_call(_output)?")
 """Items of a history that OpenAI's servers made, such as `web_search_call`."""

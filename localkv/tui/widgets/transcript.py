@@ -17,9 +17,8 @@ from textual.timer import Timer
 from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStream
 
-from localkv.chat.conversation import Conversation, Message
+from localkv.chat.conversation import Conversation, Message, Reasoned, split_reasoning
 from localkv.chat.engine import PromptProgress
-from localkv.chat.reasoning import Reasoned, split_reasoning
 from localkv.system.terminal_text import visible
 from localkv.tui.dialogs import ChoiceScreen
 from localkv.tui.widgets.answer_markdown import AnswerMarkdown
