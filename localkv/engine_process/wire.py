@@ -154,7 +154,7 @@ class AuditEnded(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """A number of tokens: those of a prompt, or of a state that is saved or restored."""
+    """How many tokens a prompt has, or a state that is saved or restored."""
 
     id: int
     value: int
