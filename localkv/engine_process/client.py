@@ -31,22 +31,15 @@ from localkv.chat.engine import (
 from localkv.engine_process.wire import (
     LENGTH,
     LONGEST,
-    Answer,
-    AnswerEnded,
-    AnswerGrew,
-    Audit,
-    AuditEnded,
+    Ask,
     Cancel,
-    Count,
-    Counted,
     Failed,
     Load,
-    Loaded,
     Message,
     Progress,
-    PromptRead,
     Refused,
     SlotAction,
+    Told,
     framed,
     from_conversation,
     named_error,
@@ -75,25 +68,24 @@ class EngineClient:
     Args:
         load: the model, and how it is loaded.
         decode: makes a message of what the process sends.
+        take: is told each message that is no `Failed`.
+        end: is told why the process is gone.
         command: the program, if it is another; for tests.
     """
 
     def __init__(
-        self, load: Load, decode: Callable[[bytes], Any], command: Sequence[str] = ()
+        self,
+        load: Load,
+        decode: Callable[[bytes], Any],
+        take: Callable[[Any], None],
+        end: Callable[[LocalKVError], None],
+        command: Sequence[str] = (),
     ) -> None:
-        self._load, self._decode = load, decode
+        self._load, self._decode, self._take, self._end = load, decode, take, end
         self._command = list(command) or child_command("localkv.engine_process.child")
         self._process: asyncio.subprocess.Process | None = None
         self._failure: LocalKVError | None = None
         self._reading: asyncio.Task[None] | None = None
-
-    def take(self, message: Any) -> None:
-        """The process has sent a message that is no `Failed`."""
-        raise NotImplementedError
-
-    def end(self, failure: LocalKVError) -> None:
-        """The process is gone."""
-        raise NotImplementedError
 
     @property
     def pid(self) -> int | None:
@@ -179,7 +171,7 @@ class EngineClient:
                         message.message, message.hint, message.exit_code
                     )
                 else:
-                    self.take(message)
+                    self._take(message)
         except asyncio.IncompleteReadError:
             pass
         except ValueError as error:
@@ -205,7 +197,7 @@ class EngineClient:
         if self._failure is None:
             self._failure = self._reason(code)
         self._stderr.close()
-        self.end(self._failure)
+        self._end(self._failure)
 
     def _reason(self, code: int) -> EngineStoppedError:
         """Why it is gone, with the last that it had to say."""
@@ -231,22 +223,15 @@ class EngineProcess(EngineClient):
     """
 
     def __init__(self, options: EngineOptions, *, command: Sequence[str] = ()) -> None:
-        super().__init__(Load(options, converses=True), from_conversation, command)
+        self._news = news = SimpleQueue[Any]()
+        load = Load(options, converses=True)
+        super().__init__(load, from_conversation, news.put, news.put, command)
         self.options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
-        self._news = SimpleQueue[Any]()
         self._asking = Lock()
         self._ids = count(1)
         self._asked = 0
-
-    def take(self, message: Any) -> None:
-        """Whoever waits has it."""
-        self._news.put(message)
-
-    def end(self, failure: LocalKVError) -> None:
-        """Whoever waits is told."""
-        self._news.put(failure)
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
         with self._asking:
@@ -260,7 +245,7 @@ class EngineProcess(EngineClient):
                 self._loop.close()
                 self._failure = EngineStoppedError(f"the engine can't be started: {error}")
                 raise self._failure from error
-            while isinstance(news := self._received(Progress, Loaded).value, LoadProgress):
+            while isinstance(news := self._received("facts"), LoadProgress):
                 on_progress(news)
             facts: EngineFacts = news
             return facts
@@ -272,13 +257,13 @@ class EngineProcess(EngineClient):
                 await self.ended()
             except EngineStoppedError as error:
                 self._failure = error
-                self.end(error)
+                self._end(error)
 
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(run())
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return self._counted(Count(next(self._ids), request))
+        return self._counted(Ask(next(self._ids), "count", request))
 
     def save_state(self, path: str) -> int:
         return self._counted(SlotAction(next(self._ids), "save", path=path))
@@ -286,18 +271,18 @@ class EngineProcess(EngineClient):
     def load_state(self, path: str) -> int:
         return self._counted(SlotAction(next(self._ids), "restore", path=path))
 
-    def _counted(self, request: Count | SlotAction) -> int:
+    def _counted(self, request: Ask | SlotAction) -> int:
         with self._asking:
             self._ask(request)
-            n_tokens: int = self._received(Counted).value
+            n_tokens: int = self._received("n_tokens")
             return n_tokens
 
     def answer(self, request: ChatRequest) -> Iterator[AnswerNews]:
         with self._asking:
-            self._ask(Answer(next(self._ids), request))
+            self._ask(Ask(next(self._ids), "answer", request))
             news = None
             while not isinstance(news, Finished):
-                news = self._received(PromptRead, AnswerGrew, AnswerEnded).value
+                news = self._received("reading", "delta", "finished")
                 try:
                     yield news
                 except GeneratorExit:  # what still comes has the number of this answer
@@ -306,8 +291,8 @@ class EngineProcess(EngineClient):
 
     def audit(self) -> Iterator[Audited]:
         with self._asking:
-            self._ask(Audit(next(self._ids)))
-            yield self._received(AuditEnded).value
+            self._ask(Ask(next(self._ids), "audit"))
+            yield self._received("audited")
 
     def cancel(self) -> None:
         with suppress(EngineStoppedError):
@@ -321,7 +306,7 @@ class EngineProcess(EngineClient):
             self._call(lambda: asyncio.ensure_future(self.stop()))
         self._thread.join(2 * STOP_SECONDS)
 
-    def _ask(self, message: Answer | Count | Audit | SlotAction) -> None:
+    def _ask(self, message: Ask | SlotAction) -> None:
         self._asked = message.id
         self._tell(message)
 
@@ -347,17 +332,20 @@ class EngineProcess(EngineClient):
         except RuntimeError:
             raise EngineStoppedError("the engine is not running") from None
 
-    def _received(self, *expected: type[Message]) -> Any:
-        """The next message of what was asked last; an error that it holds is raised."""
+    def _received(self, *fields: str) -> Any:
+        """What is told next, in one of these fields of `Told`, of what was asked last, or how far
+        loading is; an error is raised."""
         while True:
             news = self._news.get()
             if isinstance(news, LocalKVError):
                 raise news
-            if getattr(news, "id", self._asked) < self._asked:
+            if isinstance(news, Progress) and "facts" in fields:
+                return news.value
+            if isinstance(news, Refused | Told) and 0 < news.id < self._asked:
                 continue  # an answer that nobody wanted goes on
             if isinstance(news, Refused):
                 raise named_error(news.kind, news.message, news.hint)
-            if isinstance(news, expected):
-                return news
-            kind = type(news).__name__
-            self._call(self._break_off, f"{kind} is not the answer to the request")
+            for field in fields:
+                if (value := getattr(news, field, None)) is not None:
+                    return value
+            self._call(self._break_off, f"{news!r:.80} is not the answer to the request")

@@ -6,10 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localkv.cache.layout import typed_groups, types_in
 from localkv.chat.engine import (
@@ -25,21 +24,14 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.engine_process.wire import (
-    Answer,
-    AnswerEnded,
-    AnswerGrew,
-    Audit,
-    AuditEnded,
+    Ask,
     Cancel,
-    Count,
-    Counted,
-    Loaded,
     Message,
     Progress,
-    PromptRead,
     Refused,
     SlotAction,
     ToConversation,
+    Told,
     to_conversation,
 )
 from localkv.errors import LocalKVError, UsageError
@@ -285,23 +277,20 @@ class ConversationServer:
         self._begun = message.id
         self._answers.put((message.id, self._answer(message)))
 
-    def _answer(self, message: Answer | Count | Audit | SlotAction) -> Iterator[Message]:
+    def _answer(self, message: Ask | SlotAction) -> Iterator[Message]:
         id, engine = message.id, self._engine
-        if isinstance(message, Answer):
-            return (_KINDS[type(news)](id, news) for news in engine.answer(message.request))
-        if isinstance(message, Audit):
-            return (AuditEnded(id, audited) for audited in engine.audit())
-        if isinstance(message, Count):
-            count = partial(engine.count_tokens, message.request)
-        elif message.action == "save":
-            count = partial(engine.save_state, message.path)
-        else:
-            count = partial(engine.load_state, message.path)
-        return (Counted(id, counted()) for counted in [count])
+        if isinstance(message, SlotAction):
+            act = engine.save_state if message.action == "save" else engine.load_state
+            return (Told(id, n_tokens=act(path)) for path in [message.path])
+        if message.what == "answer":
+            return (_told(id, news) for news in engine.answer(message.request))
+        if message.what == "audit":
+            return (Told(id, audited=audited) for audited in engine.audit())
+        return (Told(id, n_tokens=engine.count_tokens(asked)) for asked in [message.request])
 
     def load(self) -> None:
         """Load the model. Raises LocalKVError."""
-        self._send(Loaded(self._engine.load(lambda progress: self._send(Progress(progress)))))
+        self._send(Told(facts=self._engine.load(lambda at: self._send(Progress(at)))))
 
     def run(self) -> None:
         """Answer until the process ends; an error for users is an answer, a bug ends it."""
@@ -314,11 +303,10 @@ class ConversationServer:
                 self._send(Refused.of(id, known_error(error)))
 
 
-_KINDS: dict[type, Callable[[int, Any], Message]] = {
-    PromptProgress: PromptRead,
-    TextDelta: AnswerGrew,
-    Finished: AnswerEnded,
-}
+def _told(id: int, news: AnswerNews) -> Told:
+    if isinstance(news, TextDelta):
+        return Told(id, delta=news)
+    return Told(id, finished=news) if isinstance(news, Finished) else Told(id, reading=news)
 
 
 def known_error(error: Exception) -> LocalKVError:

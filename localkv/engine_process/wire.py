@@ -1,7 +1,7 @@
 """The messages between an engine's process and its client, as bytes: a length, and MessagePack.
 
-The client sends `Load` first. The engine answers with `Progress`, and at last with `Loaded`,
-`Facts` or `Failed`. Then a chat has a conversation with it, whose messages are here; a server sends
+The client sends `Load` first. The engine answers with `Progress`, and at last with facts of the
+model, or `Failed`. Then a chat has a conversation with it, whose messages are here; a server sends
 `texts`. Nothing in this module knows of processes, and nothing imports an array library.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import msgspec
 
@@ -48,12 +48,6 @@ class Progress(Message, frozen=True):
     """Loading has come further."""
 
     value: LoadProgress
-
-
-class Loaded(Message, frozen=True):
-    """A model is loaded, and a conversation may begin."""
-
-    value: EngineFacts
 
 
 class Failed(Message, frozen=True):
@@ -105,59 +99,26 @@ class Refused(Message, frozen=True):
         return cls(id, kind, error.message, error.hint)
 
 
-class Answer(Message, frozen=True):
-    """Asks for an answer in a conversation: `PromptRead`, `AnswerGrew`, `AnswerEnded`."""
+class Ask(Message, frozen=True):
+    """Asks for an "answer" in a conversation, for the "count" of the tokens that its prompt takes,
+    or for an "audit" of the last answer."""
 
     id: int
-    request: ChatRequest
+    what: Literal["answer", "count", "audit"]
+    request: ChatRequest = ChatRequest(())
 
 
-class Count(Message, frozen=True):
-    """Asks how many tokens the prompt of a request takes: `Counted`."""
+class Told(Message, frozen=True, omit_defaults=True):
+    """Says one thing of a conversation: of what was asked for, by its number, or `facts` of the
+    model that is loaded. `n_tokens` are a prompt's, or a state's that is saved or restored."""
 
-    id: int
-    request: ChatRequest
-
-
-class Audit(Message, frozen=True):
-    """Asks what the packed cache changed in the last answer: `AuditEnded`."""
-
-    id: int
-
-
-class PromptRead(Message, frozen=True):
-    """More of a prompt is read."""
-
-    id: int
-    value: PromptProgress
-
-
-class AnswerGrew(Message, frozen=True):
-    """There is more of an answer."""
-
-    id: int
-    value: TextDelta
-
-
-class AnswerEnded(Message, frozen=True):
-    """An answer is complete."""
-
-    id: int
-    value: Finished
-
-
-class AuditEnded(Message, frozen=True):
-    """An answer is audited, or that was cancelled."""
-
-    id: int
-    value: Audited
-
-
-class Counted(Message, frozen=True):
-    """How many tokens a prompt has, or a state that is saved or restored."""
-
-    id: int
-    value: int
+    id: int = 0
+    facts: EngineFacts | None = None
+    reading: PromptProgress | None = None
+    delta: TextDelta | None = None
+    finished: Finished | None = None
+    audited: Audited | None = None
+    n_tokens: int | None = None
 
 
 _ERRORS: dict[str, type[LocalKVError]] = {
@@ -208,19 +169,8 @@ def read_message(source: BinaryIO) -> bytes | None:
     return body if len(body) == n_bytes else None
 
 
-ToConversation: TypeAlias = Answer | Count | Audit | SlotAction | Cancel
-FromConversation: TypeAlias = (
-    Progress
-    | Loaded
-    | Failed
-    | PromptRead
-    | AnswerGrew
-    | AnswerEnded
-    | AuditEnded
-    | Counted
-    | Refused
-)
+ToConversation: TypeAlias = Ask | SlotAction | Cancel
 
 decode_load = decoder(Load)
 to_conversation = decoder(ToConversation)
-from_conversation = decoder(FromConversation)
+from_conversation = decoder(Progress | Told | Failed | Refused)

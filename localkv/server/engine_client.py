@@ -226,7 +226,7 @@ class TextClient(EngineClient):
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         command: Sequence[str] = (),
     ) -> None:
-        super().__init__(Load(options), from_engine, command)
+        super().__init__(Load(options), from_engine, self.take, self.end, command)
         self.facts: Facts | None = None
         self.status = Status()
         self.open = OpenTexts()
@@ -318,6 +318,7 @@ class TextClient(EngineClient):
             self._owed = time.monotonic()
 
     def take(self, message: Progress | Facts | Step) -> None:
+        """Tell whom it concerns what the engine says."""
         if isinstance(message, Step):
             moved = message.status.n_steps != self.status.n_steps
             for event in message.events:
@@ -335,6 +336,7 @@ class TextClient(EngineClient):
             self._loaded.set()
 
     def end(self, failure: LocalKVError) -> None:
+        """Tell everybody who waits that the process is gone."""
         self._loaded.set()
         for texts in set(self._texts.values()):
             texts.break_off("engine")

@@ -10,12 +10,11 @@ import pytest
 
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
 from localkv.engine_process.wire import (
-    Answer,
-    AnswerEnded,
+    Ask,
     Load,
-    Loaded,
     Message,
     Refused,
+    Told,
     decoder,
     framed,
     from_conversation,
@@ -40,9 +39,11 @@ def test_values_go_through_the_wire_unchanged() -> None:
     params = SamplingParams(seed=3, logit_bias={7: float("-inf")}, dry_sequence_breakers=("a",))
     for text in ("\n 日", "\ud800 \n 日"):
         request = ChatRequest([{"role": "user", "content": text}], params, 5, ["x"])
-        assert through_the_wire(Answer(1, request)) == Answer(1, replace(request, tools=[]))
+        assert through_the_wire(Ask(1, "answer", request)) == Ask(
+            1, "answer", replace(request, tools=[])
+        )
     load = Load(EngineOptions("/\udcff.gguf", {"n_ctx": 3, "tags": [1.5, None]}, uses=["tools"]))
-    for message in (load, AnswerEnded(2, DONE), Loaded(FACTS)):
+    for message in (load, Told(2, finished=DONE), Told(facts=FACTS)):
         assert through_the_wire(message) == message
 
 
