@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from threading import Thread
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from localkv.engine_process.conversation import ConversationServer, known_error
 from localkv.engine_process.wire import Failed, Message, decode_load, framed, read_message
@@ -52,13 +52,15 @@ def serve(source: BinaryIO, out: BinaryIO) -> int:
     return 0
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Keep stdout for the protocol: libraries' prints go to stderr."""
     end_cleanly()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    return serve(sys.stdin.buffer, out)
+    code = serve(sys.stdin.buffer, out)
+    sys.stderr.flush()
+    os._exit(code)  # Python would wait a second for the thread that reads
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

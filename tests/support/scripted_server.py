@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 ASK = "Read the file {path} and tell me the number in it."
 """What the script understands."""
@@ -54,7 +55,7 @@ def reply(prompt: str) -> str:
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def engine() -> int:
+def engine() -> NoReturn:
     """The engine's process: it answers as `reply` says."""
     import msgspec
 
@@ -75,12 +76,12 @@ def engine() -> int:
         return begun(model, msgspec.structs.replace(submit, grammar=grammar))
 
     RunningText.begun = scripted  # type: ignore[method-assign,assignment]
-    return child.main()
+    child.main()
 
 
 def main() -> int:
     if sys.argv[1:] == ["engine"]:
-        return engine()
+        engine()
     from localkv import __main__
     from localkv.engine_process import client
 
