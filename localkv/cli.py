@@ -44,9 +44,9 @@ COMMANDS = {
     "show": ("localkv.commands.show", "Show what is in a model file."),
     "tokenize": ("localkv.commands.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.commands.tokenize", "Turn token ids into text."),
-    "pull": ("localkv.commands.pull", "Fetch a model from Hugging Face."),
-    "list": ("localkv.commands.list_models:list_models", "List the models on this machine."),
-    "rm": ("localkv.commands.rm", "Delete a fetched model."),
+    "pull": ("localkv.commands.local_models", "Fetch a model from Hugging Face."),
+    "list": ("localkv.commands.local_models:list_models", "List the models on this machine."),
+    "rm": ("localkv.commands.local_models", "Delete a fetched model."),
     "doctor": ("localkv.commands.doctor", "Check that this machine can run models."),
 }
 """Command -> the module that holds it under the same name, or MODULE:NAME, and its summary."""

@@ -307,7 +307,7 @@ def test_a_command(tree: Tree) -> None:
         '    "greet": ("localkv.commands.greet", "Say hello."),\n',
         before='    "rm": (',
     )
-    tree.add("pyproject.toml", "greet | ", before="list_models | perplexity")
+    tree.add("pyproject.toml", "greet | ", before="local_models | perplexity")
     tree.add("tests/commands/test_greet.py", GREET_TEST)
     tree.run("docs/make_commands.py")
     assert tree.run("-m", "localkv", "greet") == "hello\n"

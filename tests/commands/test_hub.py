@@ -423,11 +423,11 @@ def test_rm(here: Program, repo: FakeHub, tmp_path: Path) -> None:
     ("answer", "stays"), [("y", False), ("Yes", False), ("n", True), ("", True)]
 )
 def test_rm_asks(here: Program, repo: FakeHub, monkeypatch, answer: str, stays: bool) -> None:
-    from localkv.commands.rm import _run
+    from localkv.commands.local_models import _remove
 
     here("pull", REPO)
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-    code = _run(reference=REPO, hf_file=None, yes=False)
+    code = _remove(reference=REPO, hf_file=None, yes=False)
     assert (code == 1) == stays == (here("list", "-q").out != "")
 
 
