@@ -23,11 +23,10 @@ from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.predictions import Predictions
+from localkv.engine.logprobs import Predictions
 from localkv.engine.reasoning import ReasoningBudget
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
 from localkv.engine.speculation.draft_model import DraftModel
-from localkv.engine.state_identity import UNROTATED
 from localkv.engine.stream import Completion, TextStream, TokenDecoder
 from localkv.engine.tokenized_model import (
     ChatOptions,
@@ -293,7 +292,7 @@ class StateModel(LoadedModel):
 
     @property
     def _identity(self) -> dict[str, str]:
-        from localkv.engine.state_identity import choices_json
+        from localkv.engine.saved_state import UNROTATED, choices_json
 
         model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
         if self._k_before_rope:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from localkv.arch.spec import ModelSpec
     from localkv.config import CacheConfig, KVScales
-    from localkv.engine.token_scores import TokenScores
+    from localkv.engine.logprobs import TokenScores
     from localkv.llm import LLM
     from localkv.quality.base_file import BaseFile, BaseWriter
     from localkv.quality.scores import Divergence, Estimate

@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.predictions import Prediction, Predictions
-from localkv.engine.token_scores import NOT_FINITE, Array, Logits, log_softmax, score
+from localkv.engine.logprobs import (
+    NOT_FINITE,
+    Array,
+    Logits,
+    Prediction,
+    Predictions,
+    log_softmax,
+    score,
+)
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError, counted
 from localkv.kernels.kept_sums import Kept, KeptSums, kept_sums
 from localkv.model import Transformer

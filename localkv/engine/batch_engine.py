@@ -21,8 +21,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.logprobs import check_logprobs
 from localkv.engine.prefix import Text
-from localkv.engine.request import Request
-from localkv.engine.scheduler import Scheduler, SchedulerConfig
+from localkv.engine.scheduler import Request, Scheduler, SchedulerConfig
 from localkv.engine.speculation.draft_model import new_speculator
 from localkv.engine.step_runner import BatchStats, ModelSteps, RequestRows, StepRunner
 from localkv.errors import ContextOverflowError, LocalKVError, ModelClosedError, counted

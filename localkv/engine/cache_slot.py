@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array, Batch, Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix import SALTED, PrefixCache, Text, marked, unmarked
-from localkv.engine.recorded import DecodeLoop
+from localkv.engine.recorded import DecodeLoop, NextTokens
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Guessed, Guessing
 from localkv.kernels.device_memory import Room, naming_what_fails

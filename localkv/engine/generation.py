@@ -8,9 +8,8 @@ from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localkv.cache.arrays import NO_TOKEN, Array, Arrays, Draw
-from localkv.engine.logprobs import RankedToken, ranked, ranked_among
-from localkv.engine.predictions import Predictions
-from localkv.engine.request import Request
+from localkv.engine.logprobs import Predictions, RankedToken, ranked, ranked_among
+from localkv.engine.scheduler import Request
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.speculator import Speculator
 from localkv.errors import LocalKVError

@@ -1,4 +1,7 @@
-"""Decoding from buffers that stay where they are, so that a GPU can repeat a step without the host.
+"""Steps of generated tokens that are like a step before, run without making a batch again.
+
+`DecodeLoop` decodes from buffers that stay where they are, so that a GPU can repeat a step without
+the host. `NextTokens` runs a batch that was noted before from ids and positions alone, on a CPU.
 
 A step takes a token of each of some sequences, stores its K and V, and yields logits or, with a
 draw, the next token. It reads positions, page tables and the tokens from the device's memory. With
@@ -21,10 +24,11 @@ from typing import NamedTuple
 import numpy as np
 
 from localkv.cache.arrays import Array, Batch, Draw, Readback, SegmentBatch, Step
-from localkv.cache.kv_cache import KVCache
+from localkv.cache.kv_cache import KVCache, SteadyRows
 from localkv.cache.ladder_pool import LadderPool, RungPages, rung_pages
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
+from localkv.kernels.backend import Guessed, Guessing
 from localkv.model import Transformer
 
 
@@ -443,3 +447,80 @@ def place(cache: KVCache, parts: tuple[SegmentBatch, ...], position: Array) -> N
             cache.arrays.place_row(part, position)
         elif part.groups is not None:  # the tail is the next segment
             cache.arrays.place_group(part, parts[i + 1], position)
+
+
+MANY_SHAPES = 32
+"""The most that are remembered."""
+
+
+class NextTokens:
+    """What is known of the last batches of generated tokens, one of each shape.
+
+    Args:
+        model, cache: that tokens are run with.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
+        self._model, self._cache = model, cache
+        self._steady = dict[tuple[int, ...], tuple[Batch, list[SteadyRows]]]()
+
+    def note(self, sequences: Seq[Sequence], batch: Batch) -> None:
+        """Take note of a batch of generated tokens at the ends of sequences, which do not count
+        them yet. It has the logits of all."""
+        starts = batch.starts
+        if len(self._steady) >= MANY_SHAPES:
+            self._steady.clear()
+        self._steady[starts] = (
+            batch,
+            [
+                SteadyRows(self._cache, sequence, end - start)
+                for sequence, start, end in zip(sequences, starts, starts[1:], strict=False)
+            ],
+        )
+
+    def hold(self, sequence: Sequence) -> bool:
+        """Whether all that a token at the end of a sequence takes is there."""
+        found = self._steady.get((0, 1))
+        return found is not None and found[1][0].hold(sequence)
+
+    def guesses(self, sequence: Sequence, ids: Seq[int], guessing: Guessing) -> Guessed | None:
+        """The most probable tokens after generated ones, which are at the end of a sequence.
+
+        None, with nothing evaluated, if they have to be run one by one; fewer than `guessing` says
+        where they would go to another page.
+        """
+        found = self._steady.get((0, 1))
+        if found is None:
+            return None
+        batch, (steady,) = found
+        most = min(guessing.most, steady.room(sequence) - len(ids) + 1)
+        if most < 1:
+            return None
+        if most < guessing.most:
+            guessing = guessing._replace(most=most)
+        at = sequence.length
+        return self._model.next_guesses(ids, at, batch, self._cache.n_ctx, guessing)
+
+    def logits(self, parts: Seq[tuple[Sequence, Seq[int]]]) -> Array | None:
+        """Logits of generated tokens at the ends of sequences, float32 [tokens, n_vocab].
+
+        None if they differ in more than their positions from a batch before, and have to be run as
+        a batch.
+        """
+        starts, token_ids, positions = [0], list[int](), list[int]()
+        for sequence, ids in parts:
+            token_ids += ids
+            positions += range(sequence.length, sequence.length + len(ids))
+            starts.append(len(token_ids))
+        found = self._steady.get(tuple(starts))
+        if found is None:
+            return None
+        batch, steady = found
+        for one, (sequence, _) in zip(steady, parts, strict=True):
+            if not one.hold(sequence):
+                return None
+        out = self._model.next_logits(token_ids, positions, batch, self._cache.n_ctx)
+        if out is not None:
+            for one, (sequence, _) in zip(steady, parts, strict=True):
+                one.step(sequence)
+        return out

@@ -1,4 +1,4 @@
-"""Who takes part in the next step.
+"""Requests, who takes part in the next step, and how long it will take.
 
 A step is one batch: a token of every sequence that generates, and pieces of prompts in what is left
 of its time. Nothing here runs a model or reads a clock, and the same calls give the same steps.
@@ -24,16 +24,223 @@ Rules, in this order:
 6. Where one request runs at a time, who is asked for a token takes the place of who runs, whose
    rows stay as long as there is room (`Scheduler.step_for`). Nobody has to wait for the step, so
    its prompt is read in whole batches.
+
+The cost model learns from the steps that were run. A step's time is modelled as a sum: a constant,
+a time for each sequence that generates a token, one for each token of a prompt, one for each row of
+K and V that is read, and one for each pair of a prompt's token and a row that it attends to. The
+coefficients are fitted by least squares, in which a step counts less the larger it is, and with
+each one after it, so that they follow a machine that gets busier. Steps in a row are mostly alike,
+and tell the sum but not its parts: so the fit is drawn a little towards a first guess, as many
+times as large as steps have been found to be (ridge regression; Hoerl and Kennard 1970), and no
+part is negative.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from localkv.engine.cost_model import CostModel, StepShape, pairs
-from localkv.engine.request import Request
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.pages import Sequence as CachedSequence
+from localkv.engine.prefix import Text
+
+RequestState = Literal["waiting", "running", "done"]
+
+
+@dataclass(eq=False)
+class Request:
+    """What a caller asks of the scheduler: a text that is to be continued, and how far it has got.
+
+    Attributes:
+        number: counts all requests, in the order in which they came.
+        text: its tokens; whoever draws one adds it.
+        arrived: when it came, in seconds of the scheduler's clock.
+        most: tokens that the text will have at most.
+        priority: those with a larger one are served first.
+        deadline: when it ends, if it has not by then; None for never.
+        sequence: its rows in the cache, while it runs.
+        state: "waiting" for room or for the first step, "running", or "done".
+        n_reused: tokens of its prompt that it found evaluated when it ran first.
+        n_lost: further ones that were the same, but whose rows were no longer there.
+        n_preempted: how often it had to give its pages to others.
+        passed: seconds in which others had steps without it, up to `passed_from`.
+        passed_from: the end of the last step that it took part in; None before the first.
+        ready: tokens that were drawn and that nobody has asked for yet, and the seconds of each.
+            Other threads ask for them than run steps.
+        reuses: rows that are there of its text already are taken; else only its own, after it had
+            to give way.
+        most_again: generated tokens that are evaluated once more in a step like any other.
+    """
+
+    number: int
+    text: Text
+    arrived: float
+    most: int
+    priority: int = 0
+    deadline: float | None = None
+    sequence: CachedSequence | None = None
+    state: RequestState = "waiting"
+    n_reused: int = 0
+    n_lost: int = 0
+    n_preempted: int = 0
+    passed: float = 0.0
+    passed_from: float | None = None
+    ready: deque[tuple[int, float]] = field(default_factory=deque)
+    reuses: bool = True
+    most_again: int = 16
+
+    def waited(self, now: float) -> float:
+        """Seconds since it came in which it took no part in a step."""
+        return self.passed + now - (self.arrived if self.passed_from is None else self.passed_from)
+
+    @property
+    def n_unread(self) -> int:
+        """Tokens that were drawn and that nobody has asked for yet."""
+        return len(self.ready)
+
+    @property
+    def n_held(self) -> int:
+        """Tokens whose rows the cache has."""
+        return 0 if self.sequence is None else self.sequence.length
+
+    @property
+    def n_missing(self) -> int:
+        """Tokens that are still to be evaluated before the next one can be drawn."""
+        return len(self.text.ids) - self.n_held
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is missing is the token that was drawn last, or some that drafts were
+        taken back with."""
+        if self.sequence is None or self.n_held < self.n_prompt:
+            return False
+        return self.n_missing <= self.most_again
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.text.n_prompt
+
+    @property
+    def n_alike(self) -> int:
+        """Missing tokens up to the last of the same kind: of the prompt, or generated."""
+        if self.n_held < self.n_prompt:
+            return self.n_prompt - self.n_held
+        return self.n_missing
+
+
+FORGETTING = 0.95
+"""What a step counts less with each one after it."""
+DRAWN = 0.01
+"""What a coefficient that is twice the guess, or none of it, costs: as one step with such a squared
+relative error."""
+LEAST = 0.01
+"""The share of its guess that a coefficient is at least."""
+SHORTEST = 1e-3
+"""Milliseconds that a step counts as at least, whatever a clock says."""
+WILD = 4.0
+"""A step counts as at most this many times as long as expected."""
+ROWS = 1000.0
+"""Rows of K and V, and pairs, that the last coefficients are about."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a step evaluates.
+
+    Attributes:
+        n_generating: sequences that generate a token each.
+        n_prompt: tokens of prompts.
+        n_rows: rows of K and V that these read, of all sequences together.
+        n_pairs: of a token of a prompt and a row that it attends to.
+    """
+
+    n_generating: int
+    n_prompt: int
+    n_rows: int
+    n_pairs: int = 0
+
+    @property
+    def features(self) -> NDArray[np.float64]:
+        rows, pairs = self.n_rows / ROWS, self.n_pairs / ROWS
+        return np.array([1.0, self.n_generating, self.n_prompt, rows, pairs])
+
+
+def pairs(n_tokens: int, n_held: int) -> int:
+    """Pairs of a prompt's tokens after `n_held` others: each attends to all before it."""
+    return n_tokens * n_held + n_tokens * (n_tokens + 1) // 2
+
+
+@dataclass
+class CostModel:
+    """Milliseconds of a step.
+
+    Attributes:
+        first_guess: of a step, of a generated token beside others, of a prompt's token, of 1,000
+            rows of K and V, and of 1,000 pairs.
+        n_steps: that were learned from.
+        weights: the same five, as learned, all above 0.
+    """
+
+    first_guess: tuple[float, float, float, float, float] = (20.0, 2.0, 2.0, 1.0, 0.5)
+    n_steps: int = 0
+    weights: NDArray[np.float64] = field(init=False)
+    _gram: NDArray[np.float64] = field(init=False)
+    _moment: NDArray[np.float64] = field(init=False)
+    _taken: float = 0.0
+    _guessed: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.weights = np.array(self.first_guess)
+        n = len(self.weights)
+        self._gram, self._moment = np.zeros((n, n)), np.zeros(n)
+
+    def milliseconds(self, shape: StepShape) -> float:
+        """What a step is expected to take."""
+        return float(self.weights @ shape.features)
+
+    def prompt_tokens(self, milliseconds: float, n_held: int) -> int:
+        """Tokens of a prompt, after `n_held` others, that take as long."""
+        if milliseconds <= 0:
+            return 0
+        pair = self.weights[4] / ROWS
+        one = self.weights[2] + pair * n_held  # n tokens: n * one + pair * n * n / 2
+        return int(2 * milliseconds / (one + math.sqrt(one * one + 2 * pair * milliseconds)))
+
+    def learn(self, shape: StepShape, milliseconds: float) -> None:
+        """Take in what a step took."""
+        expected, milliseconds = self.milliseconds(shape), max(milliseconds, SHORTEST)
+        if self.n_steps:
+            milliseconds = min(milliseconds, WILD * expected)
+        self.n_steps += 1
+        guess, x = np.array(self.first_guess), shape.features
+        self._taken = FORGETTING * self._taken + milliseconds
+        size = float(guess @ x)
+        self._guessed = FORGETTING * self._guessed + size
+        self._gram = FORGETTING * self._gram + np.outer(x, x) / size**2
+        self._moment = FORGETTING * self._moment + x * (milliseconds / size**2)
+        prior, drawn = guess * (self._taken / self._guessed), DRAWN / guess**2
+        least = LEAST * prior
+        gram, moment = self._gram + np.diag(drawn), self._moment + drawn * prior
+        self.weights = least + _solved(gram, moment - gram @ least)
+
+
+def _solved(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The w >= 0 with gram w = moment, where those that would be negative are 0."""
+    found, free = np.zeros(len(moment)), np.ones(len(moment), bool)
+    while free.any():
+        some = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+        if some.min() >= 0:
+            found[free] = some
+            break
+        free[np.flatnonzero(free)[some.argmin()]] = False
+    return found
+
 
 LEAST_SHARE = 0.6
 """The share of a step's milliseconds that prompts have, if there are some."""

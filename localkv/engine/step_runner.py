@@ -22,15 +22,11 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import NoPageError
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.cost_model import StepShape
 from localkv.engine.generation import Generation, checked
-from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix import KeptText, PrefixCache, Text
-from localkv.engine.recorded import DecodeLoop
-from localkv.engine.request import Request
-from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
-from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import Speculator
+from localkv.engine.recorded import DecodeLoop, NextTokens
+from localkv.engine.scheduler import Part, Request, Scheduler, SchedulerConfig, StepShape
+from localkv.engine.speculation.speculator import Prices, Speculator
 
 LEARN_FROM = 8
 """The cost model learns from every eighth step without a prompt, and from all with one."""

@@ -20,7 +20,7 @@ from localkv.cache.layout import with_types
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.token_scores import score
+from localkv.engine.logprobs import score
 from localkv.model import Transformer
 from localkv.quality.chunks import first_scored
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.token_scores import score
+from localkv.engine.logprobs import score
 from localkv.errors import UsageError
 from localkv.model import Transformer
 

@@ -19,7 +19,7 @@ from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.token_scores import Array, Logits, TokenScores, score
+from localkv.engine.logprobs import Array, Logits, TokenScores, score
 from localkv.model import Transformer
 from localkv.quality.base_file import BaseFile, BaseWriter
 from localkv.quality.chunks import first_scored, n_scored

@@ -26,8 +26,7 @@ from localkv.engine.audit import (
     long_batch,
 )
 from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.predictions import Prediction, Predictions
-from localkv.engine.token_scores import Logits, log_softmax, score
+from localkv.engine.logprobs import Logits, Prediction, Predictions, log_softmax, score
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.quality.scores import base_cache, score_chunks
 from support.paths import MODELS

@@ -16,9 +16,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.recorded import DecodeLoop
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.pace import Pace
-from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import Speculator
+from localkv.engine.speculation.speculator import Pace, Prices, Speculator
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.config import CacheConfig
-from localkv.engine.degeneration import (
+from localkv.engine.stream import (
     LEAST_REPEATS,
     LEAST_TOKENS,
     LONGEST_PERIOD,

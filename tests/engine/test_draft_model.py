@@ -24,7 +24,7 @@ from localkv.engine.speculation.draft_model import (
     ModelSpeculator,
     confidence_of,
 )
-from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.speculator import Prices
 from localkv.errors import UsageError
 from localkv.kernels.backend import Guessed, Guessing
 from localkv.kernels.cpu.cpu_backend import cpu_backend

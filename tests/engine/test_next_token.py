@@ -14,7 +14,7 @@ from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.next_token import NextTokens
+from localkv.engine.recorded import NextTokens
 from localkv.kernels.backend import run_nothing_next
 from localkv.model import Transformer
 from support.forward import new_cache

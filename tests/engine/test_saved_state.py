@@ -20,9 +20,15 @@ from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.prefix import Text
-from localkv.engine.saved_state import load_state, save_state
-from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
-from localkv.engine.state_identity import choices_json
+from localkv.engine.saved_state import (
+    StateFile,
+    StateTensor,
+    choices_json,
+    in_parts,
+    load_state,
+    save_state,
+    write_state,
+)
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

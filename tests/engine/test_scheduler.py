@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
-from localkv.engine.cost_model import CostModel, StepShape, pairs
 from localkv.engine.prefix import PrefixCache, Text
-from localkv.engine.request import Request
 from localkv.engine.scheduler import (
     LEAST_SHARE,
     LEAST_TOKENS,
     PIECE,
+    CostModel,
     Part,
+    Request,
     Scheduler,
     SchedulerConfig,
+    StepShape,
+    pairs,
 )
 from localkv.engine.step_runner import RequestRows
 from localkv.kernels.cpu.arrays import NumpyArrays

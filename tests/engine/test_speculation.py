@@ -17,9 +17,13 @@ from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.pace import Pace
-from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import LONGEST_PAUSE, NgramDrafter, Speculator
+from localkv.engine.speculation.speculator import (
+    LONGEST_PAUSE,
+    NgramDrafter,
+    Pace,
+    Prices,
+    Speculator,
+)
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model

@@ -16,7 +16,7 @@ from localkv.cache.layout import CodebookUse, codebooks_in_words
 from localkv.cache.profile import packed_ranges, write_profile
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.engine.token_scores import score
+from localkv.engine.logprobs import score
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

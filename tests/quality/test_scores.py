@@ -18,7 +18,7 @@ from localkv.cache.layout import context_bytes, mean_bits
 from localkv.commands.cache_pairs import fitting_pairs
 from localkv.commands.perplexity import cut, unbeaten
 from localkv.config import CacheConfig
-from localkv.engine.token_scores import TokenScores, score
+from localkv.engine.logprobs import TokenScores, score
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from localkv import LLM
-from localkv.engine.speculation.pace import Pace
+from localkv.engine.speculation.speculator import Pace
 from localkv.errors import LocalKVError, UsageError
 from localkv.structured.grammar import Grammar
 from support.paths import ROOT

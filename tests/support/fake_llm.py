@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 from localkv.cache.layout import CodebookUse, SegmentSpec
 from localkv.config import CacheConfig
-from localkv.engine.degeneration import Degeneration
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.stream import Completion, Timings, Usage
+from localkv.engine.stream import Completion, Degeneration, Timings, Usage
 from localkv.memory.plan import MemoryPlan
 from localkv.system.threads import Threads
 

@@ -22,9 +22,14 @@ from localkv.cache.arrays import Array
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.prefix import Text
 from localkv.engine.speculation.config import Speculation, check_drafter
-from localkv.engine.speculation.pace import MOST_SURE, Pace
-from localkv.engine.speculation.prices import OUTLIER, Prices, smoothed
-from localkv.engine.speculation.speculator import Speculator
+from localkv.engine.speculation.speculator import (
+    MOST_SURE,
+    OUTLIER,
+    Pace,
+    Prices,
+    Speculator,
+    smoothed,
+)
 from localkv.kernels.backend import Guessing
 
 FEW_ALONE = 2
