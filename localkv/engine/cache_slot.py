@@ -349,16 +349,14 @@ class CacheSlot:
         """Whether nothing has been evaluated for others since `take`."""
         return self._text is text
 
-    def logits(self, text: Text, cancel: Event) -> Array | None:
+    def logits(self, text: Text) -> Array | None:
         """Evaluate the missing tokens of the text that took the slot: the last token's logits.
 
         Returns:
-            float32 [1, n_vocab], valid until the next call; None if it was cancelled.
+            float32 [1, n_vocab], valid until the next call; None if no token is missing.
         """
         out = None
         while self.sequence.length < len(text.ids):
-            if cancel.is_set():
-                return None
             out = self.advance(text, self.piece(text, self.n_batch))
         return out
 

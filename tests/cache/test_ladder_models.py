@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def next_logits(engine: Engine, ids: list[int]) -> np.ndarray:
 
     def work() -> np.ndarray:
         engine.slot.take(text)
-        return np.array(engine.model.backend.arrays.to_numpy(engine.slot.logits(text, Event())))
+        return np.array(engine.model.backend.arrays.to_numpy(engine.slot.logits(text)))
 
     return engine.slot.turn(work)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -100,7 +99,7 @@ def logits(engine: Engine, ids: list[int]) -> np.ndarray:
         rows = []
         for token in (7, 11):
             engine.slot.take(text)
-            found = engine.slot.logits(text, Event())
+            found = engine.slot.logits(text)
             rows.append(np.array(engine.model.backend.arrays.to_numpy(found)))
             text.ids.append(token)
         return rows

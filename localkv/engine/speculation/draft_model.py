@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -111,7 +110,7 @@ class DraftModel:
         def work() -> float:
             self._take(text)
             n_missing, started = len(text.ids) - self.slot.sequence.length, time.perf_counter()
-            self.slot.logits(text, Event())
+            self.slot.logits(text)
             seconds, before = time.perf_counter() - started, self.reading
             self.reading = smoothed(before, seconds / n_missing)
             return min(seconds, OUTLIER * before * n_missing) if before else seconds
@@ -186,7 +185,7 @@ class DraftModel:
         slot, logits = self.slot, None
         missing = text.ids[slot.sequence.length :]
         if len(missing) > FEW_ALONE:
-            return slot.logits(text, Event())
+            return slot.logits(text)
         for token in missing:
             logits = slot.evaluate([token], generated=True)
         return logits
