@@ -110,35 +110,28 @@ def yield_cpu(typing: Typing) -> Intrinsic:
     return types.void(), generate
 
 
-def _futex(builder: Builder, where: Value, operation: int, value: Value) -> None:
-    kind = ir.FunctionType(i64, [i64], var_arg=True)
-    syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
-    zero = ir.Constant(i64, 0)
-    numbers = [ir.Constant(i64, FUTEX), builder.ptrtoint(where, i64), ir.Constant(i64, operation)]
-    builder.call(syscall, [*numbers, value, zero, zero, zero])
+def _futex(operation: int) -> Any:
+    """The system call with an item and a number."""
+
+    @intrinsic
+    def futex(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
+        check_base(base)
+
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+            kind = ir.FunctionType(i64, [i64], var_arg=True)
+            syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+            number, zero = ir.Constant(i64, FUTEX), ir.Constant(i64, 0)
+            numbers = [number, builder.ptrtoint(where, i64), ir.Constant(i64, operation)]
+            builder.call(syscall, [*numbers, args[2], zero, zero, zero])
+            return context.get_dummy_value()
+
+        return types.void(base, types.intp, types.int64), generate
+
+    return futex
 
 
-@intrinsic
-def futex_wait(typing: Typing, base: Kind, index: Kind, expected: Kind) -> Intrinsic:
-    """Sleep until woken, unless the item's lower half is not `expected`."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
-        _futex(builder, where, _WAIT_PRIVATE, args[2])
-        return context.get_dummy_value()
-
-    return types.void(base, types.intp, types.int64), generate
-
-
-@intrinsic
-def futex_wake(typing: Typing, base: Kind, index: Kind, n: Kind) -> Intrinsic:
-    """Wake up to `n` threads that sleep at an item."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
-        _futex(builder, where, _WAKE_PRIVATE, args[2])
-        return context.get_dummy_value()
-
-    return types.void(base, types.intp, types.int64), generate
+futex_wait = _futex(_WAIT_PRIVATE)
+"""Sleep until woken, unless the lower half of an item is not the number."""
+futex_wake = _futex(_WAKE_PRIVATE)
+"""Wake up to that number of threads that sleep at an item."""

@@ -100,13 +100,19 @@ def _from_e4m3(builder: Builder, x: Value) -> Value:
     return builder.fmul(value, constant(f32, 256.0))
 
 
-def _loader(item: ir.Type, convert: Callable[[Any, Any], Any], result: Any) -> Any:
+def _same(builder: Builder, x: Value) -> Value:
+    return x
+
+
+def _loader(item: ir.Type, convert: Callable[[Any, Any], Any], result: Any, n: int = LANES) -> Any:
+    """An intrinsic that reads `n` items at an index; an alignment of 1 costs x86 nothing."""
+
     @intrinsic
     def load(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
         check_base(base)
 
         def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-            where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item, n)
             return convert(builder, builder.load(where, align=1))
 
         return result(base, types.intp), generate
@@ -114,7 +120,24 @@ def _loader(item: ir.Type, convert: Callable[[Any, Any], Any], result: Any) -> A
     return load
 
 
-load_f32 = _loader(f32, lambda builder, x: x, F32x16)
+def _storer(item: ir.Type, convert: Callable[[Any, Any], Any], kind: Any, n: int = LANES) -> Any:
+    """An intrinsic that writes `n` items at an index."""
+
+    @intrinsic
+    def store(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
+        check_base(base)
+
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item, n)
+            builder.store(convert(builder, args[2]), where, align=1)
+            return context.get_dummy_value()
+
+        return types.void(base, types.intp, kind), generate
+
+    return store
+
+
+load_f32 = _loader(f32, _same, F32x16)
 load_f16 = _loader(i16, _from_f16, F32x16)
 load_bf16 = _loader(i16, _from_bf16, F32x16)
 load_e4m3 = _loader(i8, _from_e4m3, F32x16)
@@ -122,8 +145,40 @@ load_e5m2 = _loader(i8, _from_e5m2, F32x16)
 load_i8_as_f32 = _loader(i8, lambda b, x: b.sitofp(b.sext(x, lanes_of(i32)), lanes_of(f32)), F32x16)
 load_u8 = _loader(i8, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
 load_u16 = _loader(i16, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
-load_i32 = _loader(i32, lambda builder, x: x, I32x16)
+load_i32 = _loader(i32, _same, I32x16)
 """Also 64 bytes of any kind, such as operands of `integer.dot_u8_i8`."""
+load_mask = _loader(i16, lambda b, x: b.bitcast(x, Mask16.llvm), Mask16, 1)
+"""Bit i of the 16-bit item decides lane i."""
+broadcast_f32 = _loader(f32, splat, F32x16, 1)
+"""One float in all lanes."""
+broadcast_f16 = _loader(i16, lambda b, x: half_bits_to_float(b, splat(b, x)), F32x16, 1)
+"""One half in all lanes, as a float."""
+get_f16 = _loader(
+    i16,
+    lambda b, x: b.extract_element(half_bits_to_float(b, splat(b, x)), ir.Constant(i32, 0)),
+    types.float32,
+    1,
+)
+"""One half, as a float."""
+
+store_f32 = _storer(f32, _same, F32x16)
+store_i32 = _storer(i32, _same, I32x16)
+store_low_bytes = _storer(i8, lambda b, x: b.trunc(x, lanes_of(i8)), I32x16)
+"""The lowest byte of each lane."""
+store_mask = _storer(i16, lambda b, x: b.bitcast(x, i16), Mask16, 1)
+"""The inverse of `load_mask`: a 16-bit item."""
+
+
+def _scalar(item: ir.Type, kind: Any) -> tuple[Any, Any]:
+    """Load and store one item."""
+    return _loader(item, _same, kind, 1), _storer(item, _same, kind, 1)
+
+
+get_f32, put_f32 = _scalar(f32, types.float32)
+get_u8, put_u8 = _scalar(i8, types.uint8)
+get_u16, put_u16 = _scalar(i16, types.uint16)
+get_i32, put_i32 = _scalar(i32, types.int32)
+get_i64, put_i64 = _scalar(i64, types.int64)
 
 
 @intrinsic
@@ -141,18 +196,6 @@ def load_nibbles(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
         return builder.and_(builder.lshr(words, shifts), constant(i32, 15))
 
     return I32x16(base, types.intp), generate
-
-
-@intrinsic
-def load_mask(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-    """Bit i of the 16-bit item decides lane i."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
-        return builder.bitcast(builder.load(where, align=1), Mask16.llvm)
-
-    return Mask16(base, types.intp), generate
 
 
 @intrinsic
@@ -174,114 +217,6 @@ def store_nibbles(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intri
         return context.get_dummy_value()
 
     return types.void(base, types.intp, I32x16), generate
-
-
-@intrinsic
-def store_mask(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
-    """The inverse of `load_mask`: a 16-bit item."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
-        builder.store(builder.bitcast(args[2], i16), where, align=1)
-        return context.get_dummy_value()
-
-    return types.void(base, types.intp, Mask16), generate
-
-
-@intrinsic
-def broadcast_f32(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-    """One float in all lanes."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], f32)
-        return splat(builder, builder.load(where, align=1))
-
-    return F32x16(base, types.intp), generate
-
-
-@intrinsic
-def broadcast_f16(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-    """One half in all lanes, as a float."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
-        return half_bits_to_float(builder, splat(builder, builder.load(where, align=1)))
-
-    return F32x16(base, types.intp), generate
-
-
-@intrinsic
-def get_f16(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-    """One half, as a float."""
-    check_base(base)
-
-    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
-        x = half_bits_to_float(builder, splat(builder, builder.load(where, align=1)))
-        return builder.extract_element(x, ir.Constant(i32, 0))
-
-    return types.float32(base, types.intp), generate
-
-
-def _storer(item: ir.Type, kind: Any) -> Any:
-    @intrinsic
-    def store(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
-        check_base(base)
-
-        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-            where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
-            value = args[2]
-            if value.type.element != item:
-                value = builder.trunc(value, lanes_of(item))
-            builder.store(value, where, align=1)
-            return context.get_dummy_value()
-
-        return types.void(base, types.intp, kind), generate
-
-    return store
-
-
-store_f32 = _storer(f32, F32x16)
-store_i32 = _storer(i32, I32x16)
-store_low_bytes = _storer(i8, I32x16)
-"""The lowest byte of each lane."""
-
-
-def _scalar(item: ir.Type, kind: Any) -> tuple[Any, Any]:
-    """Load and store one item. An alignment of 1 costs x86 nothing."""
-
-    @intrinsic
-    def get(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-        check_base(base)
-
-        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-            where = pointer(context, builder, signature.args[0], args[0], args[1], item)
-            return builder.load(where, align=1)
-
-        return kind(base, types.intp), generate
-
-    @intrinsic
-    def put(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
-        check_base(base)
-
-        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-            where = pointer(context, builder, signature.args[0], args[0], args[1], item)
-            builder.store(args[2], where, align=1)
-            return context.get_dummy_value()
-
-        return types.void(base, types.intp, kind), generate
-
-    return get, put
-
-
-get_f32, put_f32 = _scalar(f32, types.float32)
-get_u8, put_u8 = _scalar(i8, types.uint8)
-get_u16, put_u16 = _scalar(i16, types.uint16)
-get_i32, put_i32 = _scalar(i32, types.int32)
-get_i64, put_i64 = _scalar(i64, types.int64)
 
 
 def emit_prefetch(builder: Builder, where: Value, *, in_second: bool = False) -> None:
