@@ -17,12 +17,11 @@ from localkv.kernels.cpu.attention.queries import (
     end_visible,
     first_visible,
     gather_queries,
-    put_output,
+    merge_parts,
     read_chunk,
     read_sequence,
     region,
     regions,
-    row_index,
     rows_seen,
     softcap_of,
     split_queries,
@@ -30,21 +29,17 @@ from localkv.kernels.cpu.attention.queries import (
 from localkv.kernels.cpu.attention.readers import CHUNK
 from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import (
-    START,
     ZERO,
     cap_logits,
     clear_row,
-    fade,
-    power_of_two,
     row_sum,
     soften,
 )
-from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
+from localkv.simd.arithmetic import add, sum_lanes, zero_f32
 from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     call_address,
-    get_f32,
     get_i64,
     load_f32,
     prefetch,
@@ -242,31 +237,6 @@ def attend_chunk(
     return coming
 
 
-@njit
-def merge_parts(job: Job, sequence: Sequence, head: int) -> None:
-    """The output and log-sum-exp of a sequence and KV head from its parts."""
-    head_dim, n_rows, n_parts = job.head_dim, job.n_rows, sequence.n_parts
-    first = part_at(job, sequence, head, 0)
-    result = part_result(n_rows, head_dim)
-    stride = job.n_kv_heads * result.end  # from part to part, in floats
-    for row in range(sequence.n_new * job.group):
-        top = START
-        for i in range(n_parts):
-            top = max(top, get_f32(first, i * stride + result.references + row))
-        merged = first + row * head_dim * 4
-        total = ZERO
-        for i in range(n_parts):
-            weight = power_of_two(get_f32(first, i * stride + result.references + row) - top)
-            total += weight * get_f32(first, i * stride + result.totals + row)
-            if i == 0:
-                fade(merged, head_dim, weight)
-                continue
-            for c in range(0, head_dim, LANES):
-                part = mul(load_f32(merged, i * stride + c), f32x16(weight))
-                store_f32(merged, c, add(load_f32(merged, c), part))
-        put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
-
-
 @cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Address, thread: Count) -> None:
     job = read_job(address)
@@ -280,4 +250,6 @@ def worker(address: Address, thread: Count) -> None:
         is_first = False
         done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
         if done + 1 == sequence.n_chunks:
-            merge_parts(job, sequence, head)
+            parts = part_at(job, sequence, head, 0)
+            stride = job.n_kv_heads * part_result(job.n_rows, job.head_dim).end
+            merge_parts(job, sequence, head, parts, stride)

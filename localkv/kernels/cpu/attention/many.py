@@ -25,36 +25,28 @@ from localkv.kernels.cpu.attention.queries import (
     end_visible,
     first_visible,
     gather_queries,
-    put_output,
+    merge_parts,
     read_chunk,
     read_sequence,
     regions,
-    row_index,
     rows_seen,
     softcap_of,
 )
 from localkv.kernels.cpu.attention.sizes import TILE, part_result, run_block_scratch
 from localkv.kernels.cpu.attention.softmax import (
-    START,
     ZERO,
     cap_logits,
     clear_row,
-    fade,
-    power_of_two,
     row_sum,
     soften,
 )
-from localkv.simd.arithmetic import add, f32x16, mul
 from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     call_address,
-    get_f32,
     get_i64,
-    load_f32,
     put_f32,
     reader,
-    store_f32,
     take_next,
 )
 from localkv.simd.vector import (
@@ -219,28 +211,6 @@ def weigh_page(
                 add_p_v(out, p, values, first, stop, head_dim)
             else:
                 add_p_v_last(out, p, values, first, stop, head_dim)
-
-
-@njit
-def merge_parts(job: Job, sequence: Sequence, head: int, parts: Address, stride: int) -> None:
-    """The outputs and log-sum-exps of a block from its parts, `stride` floats apart."""
-    head_dim, result = job.head_dim, part_result(job.n_rows, job.head_dim)
-    for row in range(sequence.n_new * job.group):
-        top = START
-        for i in range(sequence.n_parts):
-            top = max(top, get_f32(parts, i * stride + result.references + row))
-        merged = parts + row * head_dim * 4
-        total = ZERO
-        for i in range(sequence.n_parts):
-            weight = power_of_two(get_f32(parts, i * stride + result.references + row) - top)
-            total += weight * get_f32(parts, i * stride + result.totals + row)
-            if i == 0:
-                fade(merged, head_dim, weight)
-                continue
-            for c in range(0, head_dim, LANES):
-                part = mul(load_f32(merged, i * stride + c), f32x16(weight))
-                store_f32(merged, c, add(load_f32(merged, c), part))
-        put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
 
 
 @njit

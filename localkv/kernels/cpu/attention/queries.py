@@ -37,7 +37,16 @@ from localkv.kernels.cpu.attention.jobs import (
     Sequence,
 )
 from localkv.kernels.cpu.attention.readers import CHUNK
-from localkv.kernels.cpu.attention.softmax import ONE, ZERO, log_sum_exp, query_factor
+from localkv.kernels.cpu.attention.sizes import part_result
+from localkv.kernels.cpu.attention.softmax import (
+    ONE,
+    ZERO,
+    fade,
+    log_sum_exp,
+    power_of_two,
+    query_factor,
+)
+from localkv.kernels.cpu.attention.softmax import START as NOTHING_SEEN
 from localkv.simd.arithmetic import (
     absolute,
     add,
@@ -71,6 +80,7 @@ CODEBOOK = 5
 """Where a table of planes has the codebook, the same for all pages."""
 
 
+part_result = njit(part_result)
 read_sequence, read_chunk, read_block = reader(Sequence), reader(Chunk), reader(Block)
 
 
@@ -201,3 +211,25 @@ def put_output(job: Job, at: int, row: Address, reference: Float, total: Float) 
     for c in range(0, job.head_dim, LANES):
         store_f32(job.out, at * job.head_dim + c, mul(load_f32(row, c), f32x16(factor)))
     put_f32(job.lse, at, log_sum_exp(reference, total))
+
+
+@njit
+def merge_parts(job: Job, sequence: Sequence, head: int, parts: Address, stride: int) -> None:
+    """The outputs and log-sum-exps of a sequence and KV head from parts `stride` floats apart."""
+    head_dim, result = job.head_dim, part_result(job.n_rows, job.head_dim)
+    for row in range(sequence.n_new * job.group):
+        top = NOTHING_SEEN
+        for i in range(sequence.n_parts):
+            top = max(top, get_f32(parts, i * stride + result.references + row))
+        merged = parts + row * head_dim * 4
+        total = ZERO
+        for i in range(sequence.n_parts):
+            weight = power_of_two(get_f32(parts, i * stride + result.references + row) - top)
+            total += weight * get_f32(parts, i * stride + result.totals + row)
+            if i == 0:
+                fade(merged, head_dim, weight)
+                continue
+            for c in range(0, head_dim, LANES):
+                part = mul(load_f32(merged, i * stride + c), f32x16(weight))
+                store_f32(merged, c, add(load_f32(merged, c), part))
+        put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
