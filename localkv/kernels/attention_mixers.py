@@ -220,8 +220,8 @@ def attend(
 ) -> Array:
     """Sums of latents over all segments: [tokens, n_heads, latent_dim].
 
-    The Hadamard matrix of a segment's latents meets q' before and the output after; that of the
-    other part is its own, so that neither spreads into the other. Scales are applied alike.
+    The Hadamard matrix of a segment's latents meets q' before and the output after; the
+    other part has its own, so that neither spreads into the other. Scales are applied alike.
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, cache.rows_of(batch), strict=True):

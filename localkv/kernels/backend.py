@@ -206,7 +206,7 @@ that is run so."""
 
 
 class MovedBatch(NamedTuple):
-    """Generated tokens that differ from those of a batch before in their ids and positions only:
+    """Generated tokens that differ from a batch before in their ids and positions only:
     the rows of each sequence go to the same page.
 
     Attributes:
@@ -359,7 +359,7 @@ class Backend:
             after it. It says whether all of it is linked already, so that nothing is to warm up.
         compile_together: runs a function that launches kernels, and compiles these at the same time
             instead of running them; None if kernels are not compiled so.
-        records: launches read all that changes from the device's memory, so that those of a token
+        records: launches read all that changes from the device's memory, so that a token's launches
             can be recorded and repeated.
         draw: how tokens are drawn where the logits are, or None if the host must; of backends that
             record.

@@ -162,7 +162,7 @@ def delta_net(
     cache: LayerCache,
     batch: Batch,
 ) -> Array:
-    """As `Backend.mixers` has it."""
+    """Mix tokens by a gated delta rule, as one of `Backend.mixers`."""
     weights, net, state = layer.mixer, spec.mixer, cache.state
     assert isinstance(weights, DeltaNetWeights)
     assert isinstance(net, DeltaNetSpec)
@@ -193,7 +193,7 @@ def mamba2(
     cache: LayerCache,
     batch: Batch,
 ) -> Array:
-    """As `Backend.mixers` has it."""
+    """Mix tokens by Mamba 2's state space, as one of `Backend.mixers`."""
     weights, net, state = layer.mixer, spec.mixer, cache.state
     assert isinstance(weights, Mamba2Weights)
     assert isinstance(net, Mamba2Spec)

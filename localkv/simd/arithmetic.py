@@ -277,7 +277,7 @@ def _rounded_to_half(b: Builder, x: Value) -> Value:
     odd = b.and_(b.lshr(bits, constant(i32, _DROPPED)), constant(i32, 1))
     bits = b.add(b.add(bits, constant(i32, (1 << _DROPPED - 1) - 1)), odd)
     normal = b.bitcast(b.and_(bits, constant(i32, -1 << _DROPPED)), lanes_of(f32))
-    # the last bit of this number counts as much as that of a small half
+    # the last bit of this number counts as much as a small half's
     number = constant(f32, 0.75)
     small = b.fsub(b.fadd(x, number), number)
     size = call(b, "llvm.fabs.v16f32", lanes_of(f32), [x])

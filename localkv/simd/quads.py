@@ -193,7 +193,7 @@ def _offset(builder: Builder, index: Value, n: int) -> Value:
 def start_digits(
     typing: Typing, base: Kind, index: Kind, stride: Kind, words: Kind, n: Kind, n_groups: Kind
 ) -> Intrinsic:
-    """The sums of `dot_digits` for `n` blocks or rows of digits of so many words, at word
+    """The sums of `dot_digits` for `n` blocks or rows of digits, each of some words, at word
     index + i * stride, and groups."""
     check_base(base)
     rows, groups, n_words = (literal_length(x) for x in (n, n_groups, words))

@@ -67,7 +67,7 @@ def numbers_of_three_bits(q, thirds, lane, words):
 
 @triton.jit
 def words_of_table(table, N: tl.constexpr):
-    """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes; behind four of them
+    """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes; after four of them
     a word of bytes 0x58. For GPUs alone.
 
     Loaded by assembly that counts as pure, as no load of Triton's does, so that it is moved out of
@@ -115,7 +115,7 @@ def words_of_table(table, N: tl.constexpr):
 @triton.jit
 def limited_scales_and_missing(d, o, LARGEST: tl.constexpr, MOST: tl.constexpr):
     """Two scales of 64 values each, limited, and what is missing to their outlier, limited: int32
-    [...] each, two fp16 numbers, of which the latter are the same. For GPUs alone.
+    [...] each, two fp16 numbers; the latter are the same. For GPUs alone.
 
     Args:
         d: int32 [...], two fp16 numbers each.
@@ -139,7 +139,7 @@ def outlier_in_groups(missing, o):
     group in turn, and the number of the outlier's group: int32 [...] each.
 
     That a value gets what is missing to it takes two comparisons, of groups and of places in
-    them, each of which does for several values.
+    them, and each does for several values.
     """
     return tl.inline_asm_elementwise(
         outlier_ptx(),
@@ -262,7 +262,7 @@ def look_up_sixteen(q, words, d, o, half, turn):
     """uint8 [...] -> the values of its low and of its high nibble over 16, fp16 [...] each. For
     GPUs alone.
 
-    A thread has runs of bytes of a row and block, of sixteen if it has so many, of eight or four.
+    A thread has runs of bytes of a row and block, of sixteen if it has as many, of eight or four.
 
     Args:
         words: of `words_of_table`, five.

@@ -125,8 +125,9 @@ def two_bits_ptx(step, offset):
 @triton.constexpr_function
 def three_bit_codes(word, thirds, a, b):
     """Nibbles of codes of three bits from four bytes with two bits each and third bits as
-    `unpack_three_bits` has them: those of `a` are the first and third codes of each byte, those of
-    `b` the others. With 0xE4 `lop3` is `c ? a : b`, bit by bit."""
+    `unpack_three_bits` has them: `a` has the first and third codes of each byte, `b` the others.
+
+    With 0xE4 `lop3` is `c ? a : b`, bit by bit."""
     return f"""
         shl.b32 {a}, {thirds}, 2;
         lop3.b32 {a}, {word}, {a}, 0x33333333, 0xE4;
@@ -403,7 +404,7 @@ def number_pairs_ptx(n_words):
 def four_values_ptx():
     """$4: a scale, fp16 in the lower half of a word; $5: what is missing to an outlier, twice; $6
     and $7: four numbers as pairs of fp16 -> the lower bytes of their values ($0) and the upper ones
-    ($1), and those of the outliers that each would be ($2, $3)."""
+    ($1), and the outliers' that each would be ($2, $3)."""
     return """{
         .reg .b32 a, b, d;
         prmt.b32 d, $4, 0, 0x1010;
@@ -530,8 +531,8 @@ def _entries(word):
 
 @triton.constexpr_function
 def _values(result):
-    """Two entries as values: an entry n below the byte 0x58 is 128 + n / 8, of which a scale and
-    `c` make twice n - 64 times the scale, over 16."""
+    """Two entries as values: an entry n below the byte 0x58 is 128 + n / 8; a scale and
+    `c` make of it twice n - 64 times the scale, over 16."""
     entries = f"{'uv'[result % 2]}{result % 8 // 2}"
     return f"""
         prmt.b32 p, {entries}, $84, {(BYTES_0_2, BYTES_1_3)[result // 8]};

@@ -179,7 +179,7 @@ def store_kernel(
     """Grid (blocks of ROWS tokens, N_HEADS + 2 N_KV_HEADS): heads of q, of k, of v.
 
     Args:
-        q_ptr: [n_tokens, N_HEADS, Q_STRIDE], of which the first HEAD_DIM channels are q as it was
+        q_ptr: [n_tokens, N_HEADS, Q_STRIDE]; the first HEAD_DIM channels are q as it was
             projected; without q N_HEADS is 0.
         k_ptr, v_ptr: [n_tokens, N_KV_HEADS, HEAD_DIM or VALUE_DIM], as projected.
         q_norm_ptr, k_norm_ptr: fp32 [HEAD_DIM], or with PER_HEAD [heads, HEAD_DIM], if NORM_Q and

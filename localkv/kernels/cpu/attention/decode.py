@@ -55,7 +55,7 @@ row_scratch, part_result = njit(row_scratch), njit(part_result)
 GROUPS = PAGE_TOKENS // LANES
 """Groups of tokens of a page."""
 FIRST_PART = 8
-"""A thread fetches one part in so many of its first page at once."""
+"""The part of a thread's first page that is fetched at once, as a divisor."""
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
 
@@ -172,7 +172,7 @@ def attend_chunk(
         n_tokens, first_row = end - first, page * PAGE_TOKENS + first
         n_padded = (n_tokens + CHUNK - 1) // CHUNK * CHUNK
         place = (get_i64(sequence.table, page), head)
-        # what is read after this page: the next one, or that of the piece to take next
+        # what is read after this page: the next one, or the first one of the piece to take next
         after, after_row = place, first
         if page + 1 < end_page:
             after, after_row = (get_i64(sequence.table, page + 1), head), 0

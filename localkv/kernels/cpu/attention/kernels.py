@@ -53,7 +53,7 @@ class CacheDecoder:
             types multiply queries and make digits by themselves.
         digits: `score` takes queries, and `weigh` weights, as digits.
         offset: how much larger than values the codes are that they then read.
-        outliers: some values of a row are kept apart.
+        outliers: some values of a row are kept on their own.
     """
 
     block: int

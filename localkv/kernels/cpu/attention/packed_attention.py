@@ -75,8 +75,8 @@ class Fetches(NamedTuple):
 
 
 def plan_fetches(segment: Segment, head_dim: int) -> Fetches:
-    """So that the memory is busy alike during both sides' kernels, of which those of digits take
-    some two thirds of the time that floats take."""
+    """Plan fetches that keep the memory busy alike during both sides' kernels; kernels of digits
+    take some two thirds of the time that floats take."""
     decoders = [cache_decoder(fmt.name) for fmt in (segment.format_k, segment.format_v)]
     steps_k, steps_v = (PAGE_TOKENS // LANES * head_dim // decoder.block for decoder in decoders)
     lines_k, lines_v = (

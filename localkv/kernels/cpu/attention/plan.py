@@ -1,6 +1,6 @@
 """How the CPU's attention cuts a batch into pieces of work.
 
-Generated tokens take the decode kernels, those of prompts the prefill
+Generated tokens take the decode kernels, tokens of prompts the prefill
 kernels, which read the whole context of a block of tokens; any blocks give the same.
 
 Where a context is cut into *parts* decides how its sums are rounded. So it depends on what a token

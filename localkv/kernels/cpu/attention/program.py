@@ -48,7 +48,7 @@ class TokenAttention:
     Args:
         attention: plans the work.
         shape: of the queries, [tokens, n_heads, head_dim].
-        segment, part: one of the layers', and its number among those of a batch.
+        segment, part: one of the layers', and its number among a batch's.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class TokenAttention:
             self._owners = [bisect_right(batch.starts, token) - 1 for token in tokens]
 
     def move(self, batch: Batch, positions: Seq[int], more: Seq[int]) -> bool:
-        """Whether the call is now that of tokens at other positions than those of a batch, whose
-        rows go to the same pages. The batch was the last that this was called with.
+        """Whether the call now serves tokens at other positions than a batch's, whose rows go to
+        the same pages. The batch was the last that this was called with.
 
         Args:
             more: how far each token comes after the one in its place.
@@ -159,8 +159,8 @@ class TokenAttention:
         return self._see(rows, batch.positions.tolist(), rows.lengths)
 
     def _see(self, rows: SegmentBatch, positions: Seq[int], lengths: Seq[int]) -> bool:
-        """Have the tokens at some positions see what they see of a segment with so many rows of
-        each sequence, if these are in the pages of those that the ones before saw."""
+        """Have the tokens at some positions see what they see of a segment with these numbers of
+        rows, if the rows are in the pages that the tokens before saw."""
         assert self.plan is not None
         visible, seen = self.plan.visible.items, list[tuple[int, int]]()
         for i, length in enumerate(lengths):

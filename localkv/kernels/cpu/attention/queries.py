@@ -149,7 +149,7 @@ def softcap_of(address: Address) -> Float:
 
 @njit
 def row_index(job: Job, token: int, head: int, row: int) -> int:
-    """Which of q's [tokens * n_heads] rows is row `row`, counted from a token and a KV head."""
+    """The number among q's [tokens * n_heads] rows of row `row` of a token and a KV head."""
     return ((token + row // job.group) * job.n_kv_heads + head) * job.group + row % job.group
 
 

@@ -224,7 +224,7 @@ def score(
             Of types with outliers q as floats.
         plane0..3: the region of one page and KV head in each plane of K.
         codebook: float32 [16], of types with one.
-        next_v, next_k: the next bytes to read of each; so many cache lines of them are fetched per
+        next_v, next_k: the next bytes to read of each; how many cache lines of them are fetched per
             block and group of 16 tokens.
     """
     planes = (plane0, plane1, plane2, plane3, numbers_of(codebook))

@@ -199,7 +199,7 @@ def score(
 ) -> None:
     """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
 
-    All but counts are addresses. Arguments are those of `attention/score.py`, but
+    All but counts are addresses. Arguments are the same as in `attention/score.py`, but
 
     Args:
         q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled.

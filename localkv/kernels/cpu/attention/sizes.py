@@ -112,7 +112,7 @@ def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
 LEAST_RUN_ROWS = 24
 """Rows of `attention/many.py` that are worth a decoded tile."""
 MOST_ROW_PARTS = (2 * LEAST_PARTS + 4) * LEAST_RUN_ROWS
-"""Results of a row in a part that a thread of it keeps at most: those of so many rows with all
+"""Results of a row in a part that a thread of it keeps at most: LEAST_RUN_ROWS rows' with all
 parts of the longest context."""
 
 

@@ -228,7 +228,7 @@ def weigh(
             `OUTLIER_ROOM`.
         plane0..3: the region of one page and KV head in each plane of V.
         codebook: float32 [16], of types with one.
-        next_k, next_v: the next bytes to read of each; so many cache lines of them are fetched per
+        next_k, next_v: the next bytes to read of each; how many cache lines of them are fetched per
             block and group of 16 tokens.
     """
     planes = (plane0, plane1, plane2, plane3, numbers_of(codebook))

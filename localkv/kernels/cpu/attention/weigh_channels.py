@@ -176,7 +176,7 @@ def weigh(
 ) -> None:
     """out[r] += sum over the tokens t of complete groups, of the first `n_tokens`, of p[r, t] V[t].
 
-    All but counts are addresses. Arguments are those of `attention/weigh.py`, but
+    All but counts are addresses. Arguments are the same as in `attention/weigh.py`, but
 
     Args:
         scratch: float32 [ROWS, CHANNEL_ROW].

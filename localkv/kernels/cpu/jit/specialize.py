@@ -228,7 +228,7 @@ def compiling_ahead(
     n_cores: int | None = None,
     on_kernel: OnKernel = lambda done, total: None,
 ) -> Iterator[bool]:
-    """Have other cores compile those of `sources` that no process has compiled before.
+    """Have other cores compile the `sources` that no process has compiled before.
 
     After the block they go on with what is left. The block is told whether nothing has to be
     compiled for it.

@@ -10,7 +10,7 @@ A draft's guesses run a program of one token again and again, with no Python in 
 
 After each token a worker takes the most probable one and writes what the chain reads of the next
 (`linear/guess.py`): its row of the embedding, its rotations, and the items that say where its rows
-go and how many there are, each of which is one more than before as long as the page is the same.
+go and how many there are: each is one more than before as long as the page is the same.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ class TokenPlaces:
     Attributes:
         n_tokens, n_sequences: of the batch.
         stages: chains, and what is called between them, in order.
-        rows: three of [n_tokens, n_embd], of which one has a layer's input, one its output.
+        rows: three of [n_tokens, n_embd]; one has a layer's input, one its output.
         entries: [1, n_embd] of each token, where the first layer's input is.
         embedded: as `TokenBatch` has it.
         states: of recurrent layers, float32 [slots, n].
@@ -454,7 +454,7 @@ class TokenPlaces:
         """Fill all but x.
 
         Views of memory, and items one by one: to copy arrays NumPy reads more of its own code and
-        data, none of which is in a cache here.
+        data, and none of it is in a cache here.
 
         Args:
             more: how far each token comes after the one before.
@@ -501,8 +501,8 @@ class TokenPlaces:
         return [address(slots) for _, slots, _ in self._pools.values()]
 
     def turns(self, moved: MovedBatch, n: int) -> list[tuple[int, int, int]] | None:
-        """Of each table of the rotations of one token: where it is, where there are the same
-        values and those of the `n` - 1 tokens behind, and how many floats a token has. None if
+        """Tables of the rotations of one token: where each is, where there are the same values and
+        the ones of the `n` - 1 tokens after it, and how many floats a token has. None if
         tokens differ in other places, too."""
         if self._groups or self.states is not None or self.embedded is not None:
             return None
@@ -738,7 +738,7 @@ class TokenProgram:
         return self._guesses.run(moved, more, guessing, embedding)
 
     def move(self, moved: MovedBatch, embedding: Embedding) -> bool:
-        """Fill the places with tokens that follow those of `last`, whose rows go to the same
+        """Fill the places with tokens that follow the tokens of `last`, whose rows go to the same
         pages; False if their attention is cut otherwise."""
         if self.last is None:
             return False

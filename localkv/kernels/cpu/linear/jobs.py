@@ -527,7 +527,7 @@ class GuessJob(NamedTuple):
         next_piece: unused, as there is one piece.
         is_over: whether no further token is to be evaluated.
         n_evaluated: tokens that were.
-        n_given, given: the tokens at the start, int64 [n_given], the first of which is prepared.
+        n_given, given: the tokens at the start, int64 [n_given]; the first is prepared.
         n_guessed, most: tokens that were guessed, and how many may be.
         n_vocab: tokens that are guessed.
         logits: float32 [n_vocab] after the last one.
@@ -540,7 +540,7 @@ class GuessJob(NamedTuple):
         first_row, row_bytes: of the embedding.
         n_grow, grow: items that are one more for each token: their addresses, int64 [n_grow].
         n_clear, clear: memory that is 0 for each token: int64 [n_clear, 2], addresses and words.
-        n_turns, turns: rotations: int64 [n_turns, 3], where they go, where those of the last token
+        n_turns, turns: rotations: int64 [n_turns, 3], where they go, where the last token's
             are, and how many floats.
     """
 

@@ -252,7 +252,7 @@ class LateTensor(KernelTensor):
         return self.facts
 
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
-        """As long as panels are missing, threads make them on the way."""
+        """Operands with which threads make panels on the way, as long as some are missing."""
         operands = panel_operands(self.facts, activations)
         if not self.reads_rows:
             return operands

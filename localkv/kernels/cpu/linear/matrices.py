@@ -182,7 +182,7 @@ class KernelTensor(PackedTensor, ABC):
 
     @abstractmethod
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
-        """What products with at most so many tokens take, which are packed as `packing` says."""
+        """What products with at most that number of tokens take, packed as `packing` says."""
 
     def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
         """What products with float32 x [n_tokens, n_in] take; adds the step that packs it."""

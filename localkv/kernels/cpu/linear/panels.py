@@ -15,7 +15,7 @@ Q8_0 is multiplied as it lies in the file: no copy is made when a model is loade
 
 One token meets rows one after the other, so that memory is read from the first byte to the last:
 several at once get 60 % of its speed. For more tokens a thread makes panels of rows in its cache. A
-row's sums are the same either way, bit for bit: those of integers are exact, and blocks are added
+row's sums are the same either way, bit for bit: sums of integers are exact, and blocks are added
 up in the same order.
 """
 
@@ -568,7 +568,7 @@ def _put_group(b: Builder, row: Value, x: list[Any], terms: Value, n_blocks: int
 def put_terms(
     typing: Typing, row: Kind, first: Kind, n_blocks: Kind, planes: Kind, n_all: Kind, terms: Kind
 ) -> Intrinsic:
-    """What blocks of a row, times those of the only token, add to the row's sum: two factors each.
+    """What blocks of a row, times blocks of the only token, add to the row's sum: two factors each.
 
     Args:
         row: address of the blocks; what follows them is asked for, too.

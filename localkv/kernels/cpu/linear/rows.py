@@ -7,7 +7,7 @@ same order in tiles of every size, so it does not depend on the other tokens of 
 
 All of a tile's tokens and rows do not fit the first-level cache where rows are long, so tiles meet
 in pieces of columns that do. Between two pieces sums stay in memory, as the vectors that they are:
-these are added up in the same order as those of `multiply_rows`, and so are their lanes.
+these are added up in the same order as in `multiply_rows`, and so are their lanes.
 """
 
 from __future__ import annotations

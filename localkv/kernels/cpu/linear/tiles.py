@@ -8,12 +8,12 @@ other tokens of the batch: every tile adds up the same numbers in the same order
 A tile of one panel loads each word of the activations for one product only, and
 loads are what it waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many
 loads of vectors. Two panels share them. Codes are read again for every four tokens, as there are
-not registers enough to keep them. Sums are those of the tile of one panel, bit for bit.
+not registers enough to keep them. Sums are the same as in the tile of one panel, bit for bit.
 
 Codes that take long to read are unpacked once for many tokens. An unpacked record is a block after
 the other: eight vectors of codes, as they are multiplied, then the vectors of its scales and of its
 minima. It lies on the stack, in the first-level cache, as do the sums of `GROUP_TOKENS` tokens, 16
-floats each. Sums are the same bits as those of the tiles, which add up the same numbers in the same
+floats each. Sums are the same bits as in the tiles, which add up the same numbers in the same
 order.
 """
 
@@ -357,7 +357,7 @@ def multiply_pair(
             offset = b.mul(loop.index, index_of(record_bytes))
             first = b.gep(panel, [offset])
             panels = [first, b.gep(first, [size])]
-            # behind its end is the other panel, which is read at the same time
+            # after its end is the other panel, which is read at the same time
             ahead = b.add(offset, index_of(PREFETCH_BYTES))
             jump = b.select(b.icmp_signed("<", ahead, size), index_of(0), size)
             coming = b.gep(panel, [b.add(ahead, jump)])

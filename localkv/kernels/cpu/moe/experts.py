@@ -331,7 +331,7 @@ def _matrix_job(
     items = Items(0, item_bytes, -(-n_out // unit))
     start = product.first // unit * item_bytes
     end = (n_experts - 1) * matrix_bytes + start
-    # the last of a matrix' rows may be fewer than those of an item
+    # a matrix' last rows may be fewer than an item has
     end += min(items.n_items * item_bytes, matrix_bytes - start)
     flat = data.reshape(-1).view(np.uint8)
     addend, addend_bytes = None, 0

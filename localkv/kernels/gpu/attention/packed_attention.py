@@ -109,7 +109,7 @@ def decode_config(
         width: channels of a head, as a power of two.
         product: of `PRODUCTS`, the later of K's and V's.
         queries: rows of Q, as a power of two.
-        halves: K and V are fp16, of which tiles are copied to shared memory as they are.
+        halves: K and V are fp16, whose tiles are copied to shared memory as they are.
         quick_codes: K and V are of `QUICK_CODES`.
     """
     if halves and (width, queries) == (128, 64) and arch // 10 in (8, BLACKWELL):

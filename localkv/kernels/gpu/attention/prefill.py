@@ -43,7 +43,7 @@ def prefill_kernel(
     STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TAIL: tl.constexpr,
     TAIL_TOKENS: tl.constexpr, PAGE_BYTES: tl.constexpr, SINKS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of QUERIES, KV heads, sequences); the arguments are those of `decode_kernel`.
+    """Grid (blocks of QUERIES, KV heads, sequences); see `decode_kernel` for the arguments.
 
     Others:
         sinks_ptr: fp32 [heads], logits of a key without a value, if SINKS.
@@ -130,7 +130,7 @@ def prefill_kernel(
         out_low = out_low * shrink[:, None]
         out_high = out_high * shrink[:, None]
         largest = larger
-    # plus zero, which only the GPU knows: addresses of the output are those of q, and if they were
+    # plus zero, which only the GPU knows: addresses of the output are q's, and if they were
     # not computed again they would take registers all through the loop
     i += tl.load(starts_ptr + sequence, volatile=True) - start
     is_query = i < n_queries

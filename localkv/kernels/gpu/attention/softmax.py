@@ -103,7 +103,7 @@ PAGE = tl.constexpr(PAGE_TOKENS)
 
 @triton.jit
 def row_of(i, start, head, N_KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
-    """Which of q's [tokens * heads] rows is query `i` of a sequence that starts at `start`."""
+    """The number among q's [tokens * heads] rows of query `i` in a sequence from `start` on."""
     return ((start + i // GROUP) * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
 
 
