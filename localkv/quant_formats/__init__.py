@@ -26,6 +26,7 @@ def _format(
     stays_in_file: bool = False,
     is_offered: bool = False,
     narrow: str = "",
+    folder: str = "",
 ) -> QuantFormat:
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(
@@ -38,25 +39,33 @@ def _format(
         stays_in_file=stays_in_file,
         is_offered=is_offered,
         narrow=narrow,
+        folder=folder,
     )
 
 
 def _low_bits(name: str, **planes: int) -> QuantFormat:
     """Two or three bits in blocks of 32, for caches."""
-    return _format(name, None, 32, planes, is_weight=False, is_cache=True)
+    return _format(name, None, 32, planes, is_weight=False, is_cache=True, folder="low_bits")
 
 
-def _per_token(name: str, row: tuple[Plane, ...], **planes: int) -> QuantFormat:
+def _per_token(name: str, folder: str, row: tuple[Plane, ...], qs: int) -> QuantFormat:
     """Integers with fields for a whole row (a token and KV head), for caches."""
-    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
-    return QuantFormat(name, None, 32, fields, is_weight=False, is_cache=True, row_planes=row)
+    return QuantFormat(
+        name,
+        None,
+        32,
+        (Plane("qs", qs),),
+        is_weight=False,
+        is_cache=True,
+        row_planes=row,
+        folder=folder,
+    )
 
 
-def _super_block(
-    name: str, ggml_type: int, narrow: str, *, is_offered: bool = False, **planes: int
-) -> QuantFormat:
+def _super_block(folder: str, name: str, ggml_type: int, narrow: str, **planes: int) -> QuantFormat:
     """256 values, with scales of smaller groups in one of the fields."""
-    return _format(name, ggml_type, 256, planes, is_offered=is_offered, narrow=narrow)
+    offered = folder == "k_quants"
+    return _format(name, ggml_type, 256, planes, is_offered=offered, narrow=narrow, folder=folder)
 
 
 def _fp8(
@@ -78,7 +87,7 @@ def _fp8(
     )
 
 
-def _by_channel(name: str, **planes: int) -> QuantFormat:
+def _by_channel(name: str, folder: str, **planes: int) -> QuantFormat:
     """For caches: each channel has a scale of its own for `CHANNEL_TOKENS` tokens."""
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(
@@ -89,7 +98,7 @@ def _by_channel(name: str, **planes: int) -> QuantFormat:
         is_weight=False,
         is_cache=True,
         group_tokens=CHANNEL_TOKENS,
-        folder=name.removesuffix("c"),
+        folder=folder,
     )
 
 
@@ -112,18 +121,18 @@ _SCALE = (Plane("d", 2),)
 _SCALE_AND_MINIMUM = (Plane("d", 2), Plane("m", 2))
 
 _ALL = (
-    _format("f32", 0, 1, {"values": 4}, is_cache=True),
-    _format("f16", 1, 1, {"values": 2}, is_cache=True, is_offered=True),
-    _format("bf16", 30, 1, {"values": 2}, is_cache=True),
+    _format("f32", 0, 1, {"values": 4}, is_cache=True, folder="floats"),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True, is_offered=True, folder="floats"),
+    _format("bf16", 30, 1, {"values": 2}, is_cache=True, folder="floats"),
     _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, is_offered=True),
-    _per_token("q8_t", _SCALE, qs=32),
+    _per_token("q8_t", "q8_0", _SCALE, qs=32),
     _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
-    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
-    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
-    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
-    _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True, folder="q5"),
+    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True, folder="q5"),
+    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True, folder="q4"),
+    _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True, folder="q4"),
     _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
-    _per_token("q4_t", _SCALE_AND_MINIMUM, qs=16),
+    _per_token("q4_t", "q4", _SCALE_AND_MINIMUM, qs=16),
     _low_bits("q3_1", d=2, m=2, qh=4, qs=8),
     _low_bits("q3_0", d=2, qh=4, qs=8),
     _low_bits("q2_1", d=2, m=2, qs=8),
@@ -134,30 +143,30 @@ _ALL = (
     _fp8("fp8_e5m2", E5M2_LARGEST),
     _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
-    _by_channel("q8_0c", d=2, qs=32),
-    _by_channel("q4_1c", d=2, m=2, qs=16),
-    _by_channel("q3_1c", d=2, m=2, qh=4, qs=8),
-    _by_channel("q2_1c", d=2, m=2, qs=8),
+    _by_channel("q8_0c", "q8_0", d=2, qs=32),
+    _by_channel("q4_1c", "q4", d=2, m=2, qs=16),
+    _by_channel("q3_1c", "low_bits", d=2, m=2, qh=4, qs=8),
+    _by_channel("q2_1c", "low_bits", d=2, m=2, qs=8),
     _codebook("nuq4", 16, qs=16),
     _codebook("nuq3", 8, qh=4, qs=8),
     _codebook("nuq2", 4, qs=8),
-    _super_block("q2_K", 10, "iq4_nl", is_offered=True, scales=16, qs=64, d=2, dmin=2),
-    _super_block("q3_K", 11, "iq4_nl", is_offered=True, hmask=32, qs=64, scales=12, d=2),
-    _super_block("q4_K", 12, "q5_0", is_offered=True, d=2, dmin=2, scales=12, qs=128),
-    _super_block("q5_K", 13, "q5_1", is_offered=True, d=2, dmin=2, scales=12, qh=32, qs=128),
-    _super_block("q6_K", 14, "q8_0", is_offered=True, ql=128, qh=64, scales=16, d=2),
-    _super_block("iq4_xs", 23, "iq4_nl", d=2, scales_h=2, scales_l=4, qs=128),
-    _super_block("iq3_s", 21, "iq4_nl", d=2, qs=64, qh=8, signs=32, scales=4),
-    _super_block("iq3_xxs", 18, "iq4_nl", d=2, qs=64, signs=32),
-    _super_block("iq2_s", 22, "iq4_nl", d=2, qs=32, signs=32, qh=8, scales=8),
-    _super_block("iq2_xs", 17, "iq4_nl", d=2, qs=64, scales=8),
-    _super_block("iq2_xxs", 16, "iq4_nl", d=2, qs=64),
-    _super_block("iq1_m", 29, "iq4_nl", qs=32, qh=16, scales=8),
-    _super_block("iq1_s", 19, "iq4_nl", d=2, qs=32, qh=16),
-    _super_block("tq2_0", 35, "q4_0", qs=64, d=2),
-    _super_block("tq1_0", 34, "q4_0", qs=48, qh=4, d=2),
-    _format("mxfp4", 39, 32, {"e": 1, "qs": 16}),
-    _format("nvfp4", 40, 64, {"d": 4, "qs": 32}),
+    _super_block("k_quants", "q2_K", 10, "iq4_nl", scales=16, qs=64, d=2, dmin=2),
+    _super_block("k_quants", "q3_K", 11, "iq4_nl", hmask=32, qs=64, scales=12, d=2),
+    _super_block("k_quants", "q4_K", 12, "q5_0", d=2, dmin=2, scales=12, qs=128),
+    _super_block("k_quants", "q5_K", 13, "q5_1", d=2, dmin=2, scales=12, qh=32, qs=128),
+    _super_block("k_quants", "q6_K", 14, "q8_0", ql=128, qh=64, scales=16, d=2),
+    _super_block("iq4_nl", "iq4_xs", 23, "iq4_nl", d=2, scales_h=2, scales_l=4, qs=128),
+    _super_block("i_quants", "iq3_s", 21, "iq4_nl", d=2, qs=64, qh=8, signs=32, scales=4),
+    _super_block("i_quants", "iq3_xxs", 18, "iq4_nl", d=2, qs=64, signs=32),
+    _super_block("i_quants", "iq2_s", 22, "iq4_nl", d=2, qs=32, signs=32, qh=8, scales=8),
+    _super_block("i_quants", "iq2_xs", 17, "iq4_nl", d=2, qs=64, scales=8),
+    _super_block("i_quants", "iq2_xxs", 16, "iq4_nl", d=2, qs=64),
+    _super_block("i_quants", "iq1_m", 29, "iq4_nl", qs=32, qh=16, scales=8),
+    _super_block("i_quants", "iq1_s", 19, "iq4_nl", d=2, qs=32, qh=16),
+    _super_block("ternary", "tq2_0", 35, "q4_0", qs=64, d=2),
+    _super_block("ternary", "tq1_0", 34, "q4_0", qs=48, qh=4, d=2),
+    _format("mxfp4", 39, 32, {"e": 1, "qs": 16}, folder="fp4"),
+    _format("nvfp4", 40, 64, {"d": 4, "qs": 32}, folder="fp4"),
 )
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}

@@ -1,19 +1,19 @@
 """The facts of a number format.
 
-A format is one folder, and one line in the registry (`quant_formats/__init__.py`). The line holds
-the facts below, which need no array library, so that `--help`, `show` and the memory arithmetic can
-iterate them. The folder `<name>/` holds at most three files
+A format is one line in the registry (`quant_formats/__init__.py`), and a folder or a part of one.
+The line holds the facts below, which need no array library, so that `--help`, `show` and the memory
+arithmetic can iterate them. A folder holds three files
 
     __init__.py     the reference: decode and, for cache types, encode in plain NumPy, with which
                     tests compare; and in which order the CPU keeps its bytes, without Numba
     cpu.py          a cache type's rows and a weight type's matrices for Numba (`shared/cpu/`)
     gpu.py          the same for Triton (`shared/gpu/`)
 
-which kernels find by these names and import on first use (`QuantFormat.part`). Types that share
-their codes share a folder; each of its files then has a namespace for each of them, named as the
-type is: `q4_1c` stands beside q4_1, which has the files to itself. No option, kernel,
-plan or test has a list of formats that a new one has to be added to: they follow from the line and
-from the parts. Only the pairs that are recommended are chosen by hand.
+which kernels find by these names and import on first use (`QuantFormat.part`). A folder named as a
+type has the type's code at the top of its files. Types that share their codes share a folder, whose
+files have a namespace for each further type: `q8_0c` stands beside q8_0, and `q4_0` in `q4`. No
+option, kernel, plan or test has a list of formats that a new one has to be added to: they follow
+from the line and from the parts. Only the pairs that are recommended are chosen by hand.
 
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
@@ -92,7 +92,7 @@ class QuantFormat:
             Codecs and kernels know nothing of it: `store_rotated` and `attention` apply it.
         largest: the largest finite value, of types that have a use for it, else 0.
         shared_codec: the name of the format whose code encodes and decodes, if not its own.
-        folder: where the code is, if not in a folder of the format's name.
+        folder: whose namespace of the format's name is the code, if that has no folder to itself.
         group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
             Of more than one a scale serves one channel of all of them
             (`shared/channel_groups.py`).

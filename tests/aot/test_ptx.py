@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from localkv.quant_formats.shared.bits import IQ4_CODEBOOK
+from localkv.quant_formats.iq4_nl import CODEBOOK as IQ4_CODEBOOK
 from localkv.triton_primitives import ptx
 from localkv.triton_primitives.ptx import plus_1024
 from support.aot.ptx_emulator import Words, run

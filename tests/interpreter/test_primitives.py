@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.quant_formats.iq4_nl import CODEBOOK as IQ4_CODEBOOK
 from localkv.quant_formats.nuq.gpu import bit_of_place
-from localkv.quant_formats.shared.bits import IQ4_CODEBOOK, pack_two_bits
+from localkv.quant_formats.shared.bits import pack_two_bits
 from localkv.triton_primitives import codebooks, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 

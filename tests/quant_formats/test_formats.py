@@ -247,7 +247,7 @@ assert not {"torch", "triton", "numba"} & set(sys.modules)
 def test_a_format_is_a_folder_of_its_name_or_stands_in_one(fmt: QuantFormat) -> None:
     name = fmt.name.removesuffix("_head")  # whose scales are applied outside
     module = importlib.import_module(f"localkv.quant_formats.{fmt.folder or name.lower()}")
-    assert fmt.codec is (getattr(module, name) if fmt.folder else module)
+    assert fmt.codec is (getattr(module, name.lower()) if fmt.folder else module)
     assert name in re.split(r"[^\w]+", module.__doc__)
     folder = Path(module.__file__).parent
     assert {path.name for path in folder.glob("*.py")} <= {"__init__.py", "cpu.py", "gpu.py"}

@@ -8,8 +8,8 @@ import pytest
 from gguf import quants
 
 from localkv.quant_formats import FORMATS
-from localkv.quant_formats.shared import grids
-from localkv.quant_formats.shared.grids import Grid, even_signs, signed_points
+from localkv.quant_formats import i_quants as grids
+from localkv.quant_formats.i_quants import Grid, even_signs, signed_points
 
 GRIDS = {
     quants.IQ2_XXS: grids.IQ2_XXS,

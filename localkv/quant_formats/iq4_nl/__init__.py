@@ -1,26 +1,33 @@
-"""iq4_nl: 4-bit codes of a codebook and a scale, `x = d codebook[q]` (ggml's `block_iq4_nl`)."""
+"""iq4_nl: 4-bit codes of a codebook and a scale, `x = d codebook[q]` (ggml's `block_iq4_nl`).
+
+iq4_xs has the same codes in super blocks of 8 groups of 32, `x = d (scale - 32) codebook[q]`
+(`block_iq4_xs`). The low 4 bits of the 8 scales are in `scales_l`, the high 2 in `scales_h`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localkv.quant_formats.shared.bits import (
-    IQ4_CODEBOOK,
     Bytes,
     Floats,
+    bit_fields,
     half,
     half_bytes,
+    half_times,
     ieee,
-    iq4_values,
+    less,
     pack_bits,
     scaled,
 )
 from localkv.quant_formats.shared.cpu.page_order import SCALES, codes
-from localkv.quant_formats.shared.cpu.panel_layout import QS, D, planes
+from localkv.quant_formats.shared.cpu.panel_layout import QS, D, PanelPlane, planes
 from localkv.quant_formats.shared.rounding import (
     F16_LIMIT,
     blocks,
@@ -29,13 +36,21 @@ from localkv.quant_formats.shared.rounding import (
     sum_in_order,
 )
 
+CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The sixteen values of iq4_nl and iq4_xs (ggml's `kvalues_iq4nl`)."""
+_VALUES = np.array(CODEBOOK, np.int8)
 SMALLEST = 1e-15
 """A block whose values are all below becomes zeros (ggml's `GROUP_MAX_EPS`)."""
 
-HALFWAY = [low + high for low, high in pairwise(IQ4_CODEBOOK)]
+HALFWAY = [low + high for low, high in pairwise(CODEBOOK)]
 _NEAREST = np.array([bisect_right(HALFWAY, twice) for twice in range(-254, 255)], np.uint8)
 """The code of a value in [-127, 127], by twice the value, rounded down: twice the points halfway
 between the codebook's values are whole numbers, so nothing is lost."""
+
+
+def iq4_values(qs: Bytes) -> NDArray[np.int8]:
+    """The values of 4-bit codes in runs of 16: uint8 [..., n_bytes] -> int8 [..., 2 n_bytes]."""
+    return _VALUES.take(bit_fields(qs, n_bits=4, run=16))
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -62,7 +77,7 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     x = np.clip(blocks(x, 32), -127 * F16_LIMIT, 127 * F16_LIMIT)
     extreme = largest_magnitude(x)
     too_small = np.abs(extreme) < SMALLEST
-    codes = _nearest_codes(x * scale_and_inverse(extreme, IQ4_CODEBOOK[0])[1])
+    codes = _nearest_codes(x * scale_and_inverse(extreme, CODEBOOK[0])[1])
     qs = pack_bits(codes, n_bits=4, run=16)
     qs[too_small[..., 0]] = 0
     q = iq4_values(qs).astype(np.float32)
@@ -72,10 +87,15 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(d), qs
 
 
-# how the CPU lays it out; see `shared/cpu`
-BLOCK = 32
-SCALED = True
-AFFINE = False
+def decode_iq4_xs(planes: Sequence[Bytes]) -> Floats:
+    """d (fp16), scales_h, scales_l (2, 4 bytes), qs (128) -> float32 [..., n_blocks * 256]."""
+    d, scales_h, scales_l, qs = planes
+    scales = bit_fields(scales_l, n_bits=4, run=1) | (bit_fields(scales_h, n_bits=2, run=1) << 4)
+    return scaled(iq4_values(qs), half_times(d, less(scales, 32)))
+
+
+BLOCK, SCALED, AFFINE, OFFSET = 32, True, False, 128
 PLANES = (SCALES, codes(8))
-OFFSET = 128
 LAYOUT = planes("iq4_nl", QS, D)
+XS_LAYOUT = planes("iq4_xs", QS, PanelPlane("scales_l", 1), PanelPlane("scales_h", 1), D)
+iq4_xs = SimpleNamespace(LAYOUT=XS_LAYOUT, decode=decode_iq4_xs)

@@ -1,19 +1,22 @@
-"""iq4_nl: nibbles that select from a codebook; planes d, qs.
-
-As a weight: nibbles that select from a codebook, and a scale.
-"""
+"""iq4_nl and iq4_xs on a CPU: nibbles that select from a codebook; planes d, qs."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from localkv.quant_formats.iq4_nl import LAYOUT, OFFSET
-from localkv.quant_formats.shared.bits import IQ4_CODEBOOK
-from localkv.quant_formats.shared.cpu.panel_codes import PanelFormat, Record, nibble_codes
+from localkv.quant_formats.iq4_nl import CODEBOOK, LAYOUT, OFFSET, XS_LAYOUT
+from localkv.quant_formats.shared.cpu.panel_codes import (
+    PanelFormat,
+    Record,
+    bit_field,
+    nibble_codes,
+    whole_number,
+)
 from localkv.quant_formats.shared.cpu.rounding import (
     LIMIT,
     ZERO,
@@ -26,19 +29,16 @@ from localkv.quant_formats.shared.cpu.rounding import (
 from localkv.simd.integer import high_nibbles, load_nibbles_from_table, look_up, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
 from localkv.simd.quads import load_quads, quad_from_table
-
-CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""ggml's `kvalues_iq4nl`."""
+from localkv.simd.vector import constant, i8
 
 UNSIGNED = tuple(value + OFFSET for value in CODEBOOK)
-
 HALFWAY = tuple(np.float32(low + high) for low, high in pairwise(CODEBOOK))
 """Twice the points halfway between the codebook's values."""
 
 SMALLEST = np.float32(1e-15)
 """A block whose values are all below becomes zeros (ggml's `GROUP_MAX_EPS`)."""
 
-LARGEST = np.float32(127 * 65519.99609375)
+LARGEST = np.float32(127) * LIMIT
 
 
 @njit
@@ -86,8 +86,17 @@ def encode(x: Any, planes: Any, u: int) -> None:
 
 def codebook_codes(record: Record, block: int) -> list[Any]:
     b = record.builder
-    entries = [value + 128 for value in IQ4_CODEBOOK]
-    return [look_up(b, entries, x) for x in nibble_codes(record, block)]
+    return [look_up(b, UNSIGNED, x) for x in nibble_codes(record, block)]
+
+
+def scale_of_group(record: Record, block: int, half: int) -> Any:
+    """iq4_xs's scales of 32 values each, six bits less 32, times d."""
+    b = record.builder
+    low = bit_field(b, record.small("scales_l", block // 2), block % 2 * 4, 0x0F)
+    high = bit_field(b, record.small("scales_h", block // 4), block % 4 * 2 - 4, 0x30)
+    bits = b.sub(b.or_(low, high), constant(i8, 32))
+    return b.fmul(record.halves("d"), whole_number(b, bits, signed=True))
 
 
 PANELS = PanelFormat(LAYOUT, codebook_codes, zero=128)
+iq4_xs = SimpleNamespace(PANELS=PanelFormat(XS_LAYOUT, codebook_codes, scale_of_group, zero=128))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.quant_formats.low_bits.cpu import three_bits, two_bits
 from localkv.quant_formats.nuq import (
     FRACTION,
     PAIR,
@@ -23,7 +24,6 @@ from localkv.quant_formats.nuq import (
     STRETCHES,
 )
 from localkv.quant_formats.shared.codebooks import LARGEST as LARGEST_NUMBER
-from localkv.quant_formats.shared.cpu.low_bits import three_bits, two_bits
 from localkv.quant_formats.shared.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
 from localkv.simd.arithmetic import (
     absolute,

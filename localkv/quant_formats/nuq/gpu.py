@@ -10,6 +10,13 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
+from localkv.quant_formats.low_bits.gpu import (
+    load_third_bits,
+    one_after_the_other,
+    pack_third_bits,
+    pack_two_bits,
+    quarter_columns,
+)
 from localkv.quant_formats.nuq import FRACTION as IN_PARTS
 from localkv.quant_formats.nuq import PAIR as VALUES
 from localkv.quant_formats.nuq import ROUNDED as ROUNDED_SCALES
@@ -17,13 +24,6 @@ from localkv.quant_formats.nuq import SIX_BIT_LIMIT as LARGEST_SHORT
 from localkv.quant_formats.nuq import SIX_BITS as DROPPED
 from localkv.quant_formats.nuq import STRETCHES
 from localkv.quant_formats.shared.codebooks import LARGEST as LARGEST_NUMBER
-from localkv.quant_formats.shared.gpu.low_bit_rows import (
-    load_third_bits,
-    one_after_the_other,
-    pack_third_bits,
-    pack_two_bits,
-    quarter_columns,
-)
 from localkv.quant_formats.shared.gpu.rows import (
     F16_LIMIT,
     F32_LARGEST,

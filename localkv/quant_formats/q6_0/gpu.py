@@ -5,10 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.quant_formats.shared.gpu.low_bit_rows import lanes, load_two_bit_words, pack_two_bits
+from localkv.quant_formats.low_bits.gpu import pack_two_bits
 from localkv.quant_formats.shared.gpu.rows import (
     F16_LIMIT,
     as_f16,
+    as_i32,
     fitted_scale,
     in_blocks,
     largest_magnitude,
@@ -26,6 +27,27 @@ from localkv.triton_primitives.unpack import fence, unpack_bit_field_of_words
 
 PRODUCT = "fp16"
 columns = nibble_columns
+
+
+@triton.jit
+def load_two_bit_words(
+    plane, first_row, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    """int32 [ROWS, WIDTH / 2]: words whose bytes hold the codes of four columns in their lowest
+    bits, once for each column; codes of the high half are two bits further."""
+    blocks: tl.constexpr = WIDTH // 32
+    words = load_rows(as_i32(plane), first_row, ROWS, 0, 2 * blocks, HEAD_DIM // 16)
+    words = tl.reshape(words, (ROWS, blocks, 1, 2))
+    # the high nibbles of a word belong to columns that are 8 further than its low ones'
+    words = words >> (tl.arange(0, 2) * 4)[None, None, :, None]
+    words = tl.broadcast_to(words[:, :, :, :, None], (ROWS, blocks, 2, 2, 4))
+    return tl.reshape(words, (ROWS, WIDTH // 2))
+
+
+@triton.jit
+def lanes(WIDTH: tl.constexpr):
+    """Which of four columns each is, int32 [1, WIDTH / 2]."""
+    return (tl.arange(0, WIDTH // 2) % 4)[None, :]
 
 
 @triton.jit

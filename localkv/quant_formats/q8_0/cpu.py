@@ -1,4 +1,4 @@
-"""q8_0: signed bytes; planes d, qs.
+"""Signed bytes on a CPU; planes d, qs, and of q8_t qs, d.
 
 As a weight: bytes with a sign, which become unsigned, and a scale.
 """
@@ -17,6 +17,7 @@ from localkv.quant_formats.shared.cpu.rounding import (
     inverse,
     largest_magnitude,
     put_half,
+    put_row_scale,
     rounded,
     scale,
 )
@@ -27,6 +28,7 @@ from localkv.simd.quads import load_two_quads
 
 SIGNS = np.int32(-0x7F7F7F80)
 """The highest bit of each byte."""
+LARGEST = np.float32(127)
 
 
 @njit
@@ -42,11 +44,11 @@ def quads(planes: Any, u: int) -> Any:
 
 @njit
 def encode(x: Any, planes: Any, u: int) -> None:
-    d = scale(abs(largest_magnitude(x, 32 * u)), np.float32(127))
+    d = scale(abs(largest_magnitude(x, 32 * u)), LARGEST)
     factor = inverse(d)
     put_half(planes[0], u, d)
     for i in range(32 * u, 32 * u + 32):
-        put_u8(planes[1], i, rounded(get_f32(x, i) * factor, np.float32(127)) & 255)
+        put_u8(planes[1], i, rounded(get_f32(x, i) * factor, LARGEST) & 255)
 
 
 def byte_codes(record: Record, block: int) -> list[Any]:
@@ -62,4 +64,29 @@ def pack(codes: Any, planes: Any, u: int) -> None:
         put_u8(planes[1], i, get_u8(codes, i))
 
 
+@njit
+def decode_of_row(planes: Any, u: int) -> Any:
+    return load_i8_as_f32(planes[0], u * 32), load_i8_as_f32(planes[0], u * 32 + 16)
+
+
+@njit
+def quads_of_row(planes: Any, u: int) -> Any:
+    low, high = load_two_quads(planes[0], u * 32)
+    return xor_i32(low, i32x16(SIGNS)), xor_i32(high, i32x16(SIGNS))
+
+
+@njit
+def start_row(x: Any, planes: Any, n: int) -> Any:
+    return put_row_scale(x, n, LARGEST, planes[1])
+
+
+@njit(error_model="numpy")
+def encode_of_row(x: Any, planes: Any, u: int, d: Any) -> None:
+    for i in range(32 * u, 32 * u + 32):
+        put_u8(planes[0], i, rounded(get_f32(x, i) / d, LARGEST) & 255)
+
+
 q8_0c = SimpleNamespace(decode=decode, quads=quads, pack=pack)
+q8_t = SimpleNamespace(
+    decode=decode_of_row, quads=quads_of_row, start_row=start_row, encode=encode_of_row
+)

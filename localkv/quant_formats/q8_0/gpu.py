@@ -1,4 +1,4 @@
-"""q8_0: signed bytes and a scale; planes d, qs.
+"""Signed bytes on a GPU; planes d, qs, and of q8_t qs, d.
 
 As a weight: `qs` as in the file, two runs a block, and a plane of scales.
 """
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import triton
 import triton.language as tl
 
-from localkv.quant_formats.q4_0.gpu import planes
 from localkv.quant_formats.shared.gpu.channel_groups import (
     load_channels,
     store_channels,
@@ -22,18 +21,23 @@ from localkv.quant_formats.shared.gpu.rows import (
     cut,
     halves,
     in_blocks,
+    load_row_scales,
     load_rows,
     load_scales,
     repeat,
     rounded,
     scale_and_inverse,
+    scale_rows,
+    store_row_halves,
     store_rows,
 )
 from localkv.quant_formats.shared.gpu.weight_layout import (
     WeightLayout,
+    codes_and_scales,
     largest,
     load_items,
     load_runs,
+    units_from,
 )
 from localkv.triton_primitives.unpack import fence, unpack_signed_bytes
 
@@ -70,16 +74,14 @@ def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constex
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, d = planes
-    n = n_values // 32
-    at = first // 32 + tl.arange(0, VALUES // 32)
-    ok = at < n
+    n, at, ok = units_from(first, n_values, 32, VALUES)
     scale = load_items(d, row, n, at, ok, EVEN).to(tl.float32)
     low = unpack_signed_bytes(load_runs(qs, row, 2 * n, 2 * at, ok, EVEN), PTX)
     high = unpack_signed_bytes(load_runs(qs, row, 2 * n, 2 * at + 1, ok, EVEN), PTX)
     return (low, scale), (high, scale)
 
 
-LAYOUT = WeightLayout(32, read, planes, bound=lambda p: 128 * largest(p[1]))
+LAYOUT = WeightLayout(32, read, codes_and_scales, bound=lambda p: 128 * largest(p[1]))
 
 
 @triton.jit
@@ -109,4 +111,28 @@ q8_0c = SimpleNamespace(
     columns=columns,
     read_tile=read_tile_by_channel,
     write_rows=write_rows_by_channel,
+)
+
+
+@triton.jit
+def read_tile_by_token(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    half: tl.constexpr = WIDTH // 2
+    rows: tl.constexpr = valid.shape[0]
+    a = load_rows(planes[0], first_row, rows, 0, half, HEAD_DIM)
+    b = load_rows(planes[0], first_row, rows, half, half, HEAD_DIM)
+    d = load_row_scales(planes[1], first_row, valid, 127)
+    return fence(unpack_signed_bytes(a, PTX) * d, PTX), fence(unpack_signed_bytes(b, PTX) * d, PTX)
+
+
+@triton.jit
+def write_rows_by_token(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    d, scaled = scale_rows(x, 127.0)
+    store_rows(planes[0], rows, valid, rounded(scaled, 127).to(tl.uint8), HEAD_DIM)
+    store_row_halves(planes[1], rows, valid, d)
+
+
+q8_t = SimpleNamespace(
+    PRODUCT="fp16", columns=halves, read_tile=read_tile_by_token, write_rows=write_rows_by_token
 )

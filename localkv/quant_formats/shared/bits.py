@@ -7,7 +7,6 @@ two of them share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,6 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.integer[Any]]
 """uint8 or int8; to a type checker, uint8 that were shifted may be any integers."""
 
-IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The sixteen values of iq4_nl and iq4_xs (ggml's `kvalues_iq4nl`)."""
-MXFP4_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the sixteen values of mxfp4, whose bit 3 is the sign (ggml's `kvalues_mxfp4`)."""
-_CODEBOOK = np.array(IQ4_CODEBOOK, np.int8)
 with np.errstate(invalid="ignore"):  # some CPUs say so of NaNs
     _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """All fp16 numbers by their bits: looking one up takes a third of the time of converting it."""
@@ -148,56 +142,3 @@ def scaled(codes: Codes, scale: Floats, minimum: Floats | None = None) -> Floats
     if minimum is not None:
         groups -= minimum[..., None]
     return values.reshape(*lead, n_blocks * size)
-
-
-def iq4_values(qs: Bytes) -> NDArray[np.int8]:
-    """The values of 4-bit codes in runs of 16: uint8 [..., n_bytes] -> int8 [..., 2 n_bytes]."""
-    return _CODEBOOK.take(bit_fields(qs, n_bits=4, run=16))
-
-
-def q4_k_codes(scales: Bytes) -> tuple[Bytes, Bytes]:
-    """The eight scales and minima of a q4_K or q5_K block (ggml's `get_scale_min_k4`).
-
-    Scale and minimum j have 6 bits. For j < 4 they are the low bits of bytes j and j + 4; for
-    j >= 4 their low 4 bits are the nibbles of byte j + 4, and their high 2 bits lie above the scale
-    and the minimum of j - 4.
-
-    Args:
-        scales: uint8 [..., n_blocks, 12].
-
-    Returns:
-        uint8 [..., n_blocks, 8] each.
-    """
-    low, high, nibbles = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = np.concatenate([low & 63, (nibbles & 15) | ((low >> 6) << 4)], axis=-1)
-    minimum = np.concatenate([high & 63, (nibbles >> 4) | ((high >> 6) << 4)], axis=-1)
-    return scale, minimum
-
-
-def q4_k_scales(planes: Sequence[Bytes]) -> tuple[Floats, Floats]:
-    """The factors and subtrahends of the eight groups of a q4_K or q5_K block.
-
-    Args:
-        planes: d, dmin (fp16) and scales (12 bytes) first; others are ignored.
-
-    Returns:
-        d * scale and dmin * minimum, float32 [..., n_blocks, 8] each.
-    """
-    d, dmin, scales = planes[:3]
-    scale, minimum = q4_k_codes(scales)
-    return half_times(d, scale), half_times(dmin, minimum)
-
-
-def q3_k_codes(scales: Bytes) -> Codes:
-    """The sixteen scales of a q3_K block, plus 32: uint8 [..., n_blocks, 12] -> [..., 16].
-
-    The low 4 bits are in the first 8 bytes, the high 2 in the last 4.
-    """
-    low = bit_fields(scales[..., :8], n_bits=4, run=8)
-    return low | (bit_fields(scales[..., 8:], n_bits=2, run=4) << 4)
-
-
-def iq4_xs_codes(scales_h: Bytes, scales_l: Bytes) -> Codes:
-    """The eight scales of an iq4_xs block, plus 32: uint8 [..., n_blocks, 8]."""
-    low = bit_fields(scales_l, n_bits=4, run=1)
-    return low | (bit_fields(scales_h, n_bits=2, run=1) << 4)

@@ -408,7 +408,7 @@ import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
 heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
-heavy += ("asyncio", "localkv.quant_formats.iq1_s")
+heavy += ("asyncio", "localkv.quant_formats.i_quants")
 print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,8 +1,8 @@
 """How the CPU reads and writes each type: facts, and what Numba compiles.
 
 A process whose kernels are compiled imports no Numba. So the facts by which memory is laid out for
-kernels are in `<type>/__init__.py`, beside the reference; what kernels are made of is in
-`<type>/cpu.py`, which only templates of kernels import.
+kernels are in `<folder>/__init__.py`, beside the reference; what kernels are made of is in
+`<folder>/cpu.py`, which only templates of kernels import.
 
 Cache types: rows of K and V in pages
 

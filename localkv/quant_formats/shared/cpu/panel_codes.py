@@ -1,4 +1,4 @@
-"""What panels mean, as code that Numba's kernels are made of: `PANELS` of `<type>/cpu.py`.
+"""What panels mean, as code that Numba's kernels are made of: `PANELS` of `<folder>/cpu.py`.
 
 A format says how to get, from a record of a panel (`panel_layout.py`), the codes of 32 columns
 as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its minimum:
@@ -6,8 +6,7 @@ as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its mi
     w = scale (code - zero) + minimum
 
 That is all that the kernels need. The functions here emit LLVM instructions; a kernel is compiled
-for one format. At the end stand the parts that formats share: nibbles, fifth bits, and the codes
-and scales of blocks of 256.
+for one format.
 """
 
 from __future__ import annotations
@@ -158,12 +157,6 @@ def panel_format(name: str) -> PanelFormat:
     return cast(PanelFormat, FORMATS[name].part("cpu").PANELS)
 
 
-def k_nibbles(record: Record, block: int) -> list[Any]:
-    """The low four bits of the codes of a block of 32."""
-    words = [record.words("qs", block // 2 * 8 + i) for i in range(8)]
-    return [masked(record.builder, x, block % 2 * 4, 15) for x in words]
-
-
 def two_bit_words(record: Record, block: int) -> list[Any]:
     """Words whose bytes have q2_K's or q3_K's codes of a block of 32 from bit 2 (block % 4) on."""
     return [record.words("qs", block // 4 * 8 + i) for i in range(8)]
@@ -172,34 +165,3 @@ def two_bit_words(record: Record, block: int) -> list[Any]:
 def record_scale(record: Record, block: int, half: int) -> Any:
     """One for all 256 values."""
     return record.halves("d")
-
-
-def small_scale(record: Record, block: int, *, minimum: bool) -> Any:
-    """Scale or minimum of a q4_K or q5_K block as <16 x float> (ggml's `get_scale_min_k4`)."""
-    b = record.builder
-    if block < 4:
-        bits = record.small("scales", block + 4 * minimum)
-        bits = b.and_(bits, constant(i8, 63))
-    else:
-        nibbles = record.small("scales", block + 4)
-        low = b.lshr(nibbles, constant(i8, 4)) if minimum else b.and_(nibbles, constant(i8, 15))
-        high = b.lshr(record.small("scales", block - 4 + 4 * minimum), constant(i8, 6))
-        bits = b.or_(low, b.shl(high, constant(i8, 4)))
-    return whole_number(b, bits)
-
-
-def k_scale(record: Record, block: int, half: int) -> Any:
-    return record.builder.fmul(record.halves("d"), small_scale(record, block, minimum=False))
-
-
-def k_minimum(record: Record, block: int, half: int) -> Any:
-    b = record.builder
-    return b.fneg(b.fmul(record.halves("dmin"), small_scale(record, block, minimum=True)))
-
-
-def five_bit_codes(record: Record, block: int) -> list[Any]:
-    """Codes of a block of 32."""
-    high = record.words("qh", block)
-    low = nibble_codes(record, block)
-    b = record.builder
-    return [b.or_(x, masked(b, high, j - 4, 16)) for j, x in enumerate(low)]

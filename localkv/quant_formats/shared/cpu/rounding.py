@@ -145,6 +145,24 @@ def affine_scale(x: Any, start: int, last: Any, n: int = 32) -> Any:
 
 
 @njit
+def put_symmetric_scale(x: Any, planes: Any, u: int, half: Any) -> Any:
+    """Store d of block u, whose largest magnitude has code 0, in plane 0; the factor of its
+    codes."""
+    d = scale(largest_magnitude(x, 32 * u), -half)
+    put_half(planes[0], u, d)
+    return inverse(d)
+
+
+@njit
+def put_affine_scale(x: Any, planes: Any, u: int, last: Any) -> Any:
+    """Store d and m of block u in planes 0 and 1; the factor of its codes, and m."""
+    d, m = affine_scale(x, 32 * u, last)
+    put_half(planes[0], u, d)
+    put_half(planes[1], u, m)
+    return inverse(d), m
+
+
+@njit
 def symmetric_code(value: Any, factor: Any, half: Any) -> Any:
     return truncated(value * factor + (half + HALF), ZERO, half + half - ONE)
 

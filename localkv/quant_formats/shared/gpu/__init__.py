@@ -4,7 +4,7 @@ Cache types: rows of K and V in pages
 
 Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes]. So the
 rows of a page and head are one piece of memory, and a *row* is numbered as if all were one list:
-(page * n_kv_heads + head) * 256 + offset. `<type>/gpu.py` holds
+(page * n_kv_heads + head) * 256 + offset. `<folder>/gpu.py` holds
 
     PRODUCT        how a tile is multiplied: "fp16", or as fp32, where fp16's range is too small:
                    "tf32", which is exact for bf16, or "tf32x3", in three products
@@ -27,6 +27,6 @@ Weight types: a plane for each field
 A file's blocks interleave codes and scales in 18, 22, 34, ... bytes, which a GPU can only load two
 bytes at a time. So a matrix is laid out for the GPU when it is loaded: each field in a *plane* of
 its own, codes in runs of 16 bytes, which one thread loads at once. Nothing is lost, and nothing but
-padding is added. `<type>/gpu.py` holds a `LAYOUT`; kernels take its `read` as a compile-time
+padding is added. `<folder>/gpu.py` holds a `LAYOUT`; kernels take its `read` as a compile-time
 argument, so no type has a kernel of its own.
 """

@@ -13,9 +13,7 @@ import triton.language as tl
 from localkv.quant_formats.shared.channel_groups import BELOW_HALF as LESS_THAN_HALF
 from localkv.quant_formats.shared.channel_groups import LARGEST as LARGEST_STORED
 from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
-from localkv.quant_formats.shared.gpu.low_bit_rows import one_after_the_other
 from localkv.quant_formats.shared.gpu.rows import F32_LARGEST, NAN, as_f16, limited, truncated
-from localkv.triton_primitives.unpack import fence
 
 TOKENS = tl.constexpr(GROUP_TOKENS)
 LARGEST = tl.constexpr(LARGEST_STORED)
@@ -51,32 +49,6 @@ def load_channels(plane, first_row, valid, words, HEAD_DIM: tl.constexpr, WIDTH:
     scales = tl.reshape(bits.to(tl.float16, bitcast=True), (groups, n))
     spread = tl.broadcast_to(scales[:, None, :], (groups, shared, n))
     return tl.reshape(spread, (rows, n))
-
-
-@triton.jit
-def words_of_quarters(n_words):
-    """Words of a half of a tile of codes of two and three bits (`low_bit_rows.quarter_columns`)."""
-    quarter: tl.constexpr = n_words // 2
-    w = tl.arange(0, n_words)
-    return w % quarter // 2 * 8 + w // quarter * 2 + w % 2
-
-
-@triton.jit
-def decode_quarters(
-    quarters, planes, first_row, valid,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """The two halves of a tile of `load_two_bits` or `load_three_bits`; scales and minima are in
-    the first two planes."""
-    a, b, c, e = quarters
-    words = words_of_quarters(WIDTH // 8)
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
-    low = one_after_the_other(a, c) * d + m
-    words += 4
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
-    return fence(low, PTX), fence(one_after_the_other(b, e) * d + m, PTX)
 
 
 @triton.jit

@@ -10,7 +10,6 @@ import triton.language as tl
 
 from localkv.quant_formats.shared.rounding import F16_LIMIT as LIMIT
 from localkv.triton_primitives.float_bits import F16_MAX, largest_scale, saturate
-from localkv.triton_primitives.unpack import unpack_five_bits
 
 
 @triton.jit
@@ -245,12 +244,6 @@ def pack_nibbles(codes):
 
 
 @triton.jit
-def pack_fifth_bits(codes):
-    """Bit 4 of code i as bit i: [rows, blocks, 32] -> int32 [rows, blocks]."""
-    return tl.sum(((codes >> 4) & 1) << tl.arange(0, 32)[None, None, :], 2)
-
-
-@triton.jit
 def load_row_scales(plane, first_row, valid, LARGEST: tl.constexpr):
     """fp16 [rows, 1]; 0 for rows that aren't `valid`; limited as `load_scales` limits them.
 
@@ -288,26 +281,3 @@ def store_row_halves(plane, rows, valid, x):
         tl.store(as_f16(plane) + rows[:, None], x[:, None], mask=valid[:, None])
     else:
         tl.store(as_f16(plane) + rows, x, mask=valid)
-
-
-@triton.jit
-def load_five_bits(
-    qs_plane,
-    qh_plane,
-    first_row,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PTX: tl.constexpr,
-):
-    """Codes less OFFSET of the low and the high nibbles: fp16 [ROWS, WIDTH / 2] each."""
-    blocks: tl.constexpr = WIDTH // 32
-    qs = load_rows(qs_plane, first_row, ROWS, 0, WIDTH // 2, HEAD_DIM // 2)
-    qh = load_rows(as_i32(qh_plane), first_row, ROWS, 0, blocks, HEAD_DIM // 32)
-    # the four bits of four bytes in the lowest place, once for each group of four bytes
-    above = qh[:, :, None] >> (tl.arange(0, 4) * 4)[None, None, :]
-    above = tl.broadcast_to(above[:, :, :, None], (ROWS, blocks, 4, 4))
-    above = tl.reshape(above, (ROWS, WIDTH // 2))
-    lane = (tl.arange(0, WIDTH // 2) % 4)[None, :]
-    return unpack_five_bits(qs, above, lane, OFFSET, PTX)
