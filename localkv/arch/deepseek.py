@@ -137,4 +137,4 @@ def plm(facts: Facts) -> ModelSpec:
     """Dense blocks of squared ReLU without a gate (`src/models/plm.cpp`)."""
     rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
     mlp = plain.mlp(facts, "relu2", gated=False)
-    return plain.model(facts, [plain.layer(facts, _attention(facts, rope), mlp)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, _attention(facts, rope), mlp))

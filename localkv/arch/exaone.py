@@ -26,7 +26,7 @@ PERIOD, WINDOW = 4, 4096
 
 def exaone(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False, divisors=True)
-    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def exaone4(facts: Facts) -> ModelSpec:
@@ -36,7 +36,7 @@ def exaone4(facts: Facts) -> ModelSpec:
     )
     layer = LayerSpec(attention, plain.mlp(facts), None, None, **plain.post_norms(facts))
     if facts.n_layers != LAYERS_WITH_WINDOWS:
-        return plain.model(facts, [layer] * facts.n_layers)
+        return plain.model(facts, layer)
     assert attention.rope is not None
     unrotated = replace(layer, mixer=replace(attention, rope=None))
     rope = window_rope(facts, attention.rope)

@@ -54,7 +54,7 @@ def gemma(facts: Facts) -> ModelSpec:
     attention, mlp = plain.attention(facts, interleaved=False), plain.mlp(facts, "gelu")
     return plain.model(
         facts,
-        [plain.layer(facts, attention, mlp)] * facts.n_layers,
+        plain.layer(facts, attention, mlp),
         embedding_scale=math.sqrt(facts.n_embd),
     )
 

@@ -40,7 +40,7 @@ def scales(facts: Facts) -> dict[str, Any]:
 
 def granite(facts: Facts) -> ModelSpec:
     layer = residual(facts, plain.layer(facts, attention(facts), plain.mlp(facts)))
-    return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
+    return plain.model(facts, layer, **scales(facts))
 
 
 def granite_moe(facts: Facts) -> ModelSpec:
@@ -51,7 +51,7 @@ def granite_moe(facts: Facts) -> ModelSpec:
         n_ff_shared=facts.integer("expert_shared_feed_forward_length", 0),
     )
     layer = residual(facts, plain.layer(facts, attention(facts), moe))
-    return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
+    return plain.model(facts, layer, **scales(facts))
 
 
 def granite_swa(facts: Facts) -> ModelSpec:
@@ -74,4 +74,4 @@ def minicpm(facts: Facts) -> ModelSpec:
     """MiniCPM 1, 2B, and 4, 8B: Granite without a scale of the softmax."""
     spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
     layer = residual(facts, plain.layer(facts, spec, plain.mlp(facts)))
-    return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
+    return plain.model(facts, layer, **scales(facts))

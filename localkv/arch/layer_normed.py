@@ -14,7 +14,7 @@ from localkv.arch.spec import LayerSpec, ModelSpec
 
 
 def _model(facts: Facts, layer: LayerSpec) -> ModelSpec:
-    return plain.model(facts, [layer] * facts.n_layers, output_norm=facts.layer_norm("output_norm"))
+    return plain.model(facts, layer, output_norm=facts.layer_norm("output_norm"))
 
 
 def ungated_gelu(facts: Facts) -> ModelSpec:

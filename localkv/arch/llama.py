@@ -23,7 +23,7 @@ BAICHUAN_WITH_ALIBI = 40
 def llama(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
     ffn = experts(facts) if facts.integer("expert_count", 0) else plain.mlp(facts)
-    return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, ffn))
 
 
 def mistral3(facts: Facts) -> ModelSpec:
@@ -50,14 +50,14 @@ def smollm3(facts: Facts) -> ModelSpec:
 def neighbours(facts: Facts) -> ModelSpec:
     """A Llama without divisors of RoPE's frequencies: pairs are neighbours."""
     attention = plain.attention(facts, interleaved=True)
-    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def halves(facts: Facts) -> ModelSpec:
     """A Llama whose RoPE pairs the halves of a head."""
     facts.turns_sections()
     attention = plain.attention(facts, interleaved=False)
-    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def baichuan(facts: Facts) -> ModelSpec:
@@ -76,7 +76,7 @@ def nanbeige(facts: Facts) -> ModelSpec:
 
 def pangu(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False, long_divisors=True)
-    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def maincoder(facts: Facts) -> ModelSpec:
@@ -86,7 +86,7 @@ def maincoder(facts: Facts) -> ModelSpec:
         **plain.head_norms(facts),
         norms_after_rope=True,
     )
-    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def cogvlm(facts: Facts) -> ModelSpec:
@@ -96,7 +96,7 @@ def cogvlm(facts: Facts) -> ModelSpec:
     of_images = tuple(f"blk.{i}.vis_" for i in range(facts.n_layers))
     return plain.model(
         facts,
-        [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers,
+        plain.layer(facts, attention, plain.mlp(facts)),
         ignored_tensors=of_images,
     )
 
@@ -106,14 +106,14 @@ def seed_oss(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False)
     layer = plain.layer(facts, attention, plain.mlp(facts))
     layer = replace(layer, ffn_norm=facts.rms_norm("post_attention_norm"))
-    return plain.model(facts, [layer] * facts.n_layers)
+    return plain.model(facts, layer)
 
 
 def arcee(facts: Facts) -> ModelSpec:
     """A feed-forward block without a gate."""
     attention = plain.attention(facts, interleaved=True, divisors=True)
     mlp = plain.mlp(facts, "relu2", gated=False)
-    return plain.model(facts, [plain.layer(facts, attention, mlp)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, mlp))
 
 
 LLAMA4_PERIOD = 4

@@ -141,4 +141,4 @@ def falcon_h1(facts: Facts) -> ModelSpec:
     """Attention and Mamba-2 side by side in every layer; its factors are in the file's weights."""
     attention = _scaled(facts, plain.attention(facts, interleaved=False))
     layer = plain.layer(facts, attention, plain.mlp(facts))
-    return plain.model(facts, [replace(layer, beside=mamba2(facts, _eps(facts)))] * facts.n_layers)
+    return plain.model(facts, replace(layer, beside=mamba2(facts, _eps(facts))))

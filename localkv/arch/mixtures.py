@@ -29,7 +29,7 @@ MELLUM_PERIOD = 4
 def olmoe(facts: Facts) -> ModelSpec:
     attention = replace(plain.attention(facts, interleaved=False), **plain.row_norms(facts))
     moe = experts(facts, renormalise=False, n_ff=facts.same_in_all_layers("feed_forward_length"))
-    return plain.model(facts, [plain.layer(facts, attention, moe)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, moe))
 
 
 def hunyuan_moe(facts: Facts) -> ModelSpec:
@@ -42,14 +42,14 @@ def hunyuan_moe(facts: Facts) -> ModelSpec:
     n_ff = facts.same_in_all_layers("feed_forward_length")
     n_shared = facts.integer("expert_shared_feed_forward_length", 0) or n_ff
     moe = experts(facts, n_ff=n_ff, n_ff_shared=n_shared)
-    return plain.model(facts, [plain.layer(facts, attention, moe)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, moe))
 
 
 def minimax_m2(facts: Facts) -> ModelSpec:
     attention = replace(plain.attention(facts, interleaved=False), **plain.row_norms(facts))
     n_ff = facts.same_in_all_layers("feed_forward_length")
     moe = experts(facts, gating=None, n_ff=n_ff, selection_bias=True)
-    return plain.model(facts, [plain.layer(facts, attention, moe)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, moe))
 
 
 def bailingmoe2(facts: Facts) -> ModelSpec:

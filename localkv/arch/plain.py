@@ -110,8 +110,11 @@ def side_by_side(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
     return LayerSpec(attention, ffn, norm, norm, parallel=True)
 
 
-def model(facts: Facts, layers: Sequence[LayerSpec], **changes: Any) -> ModelSpec:
+def model(facts: Facts, layers: LayerSpec | Sequence[LayerSpec], **changes: Any) -> ModelSpec:
     """RMSNorm before the output; `changes` are fields of `ModelSpec`.
+
+    Args:
+        layers: all of them, or what each of them is.
 
     Raises:
         ModelFileError: the file is of a model that attends in a way that no architecture here has.
@@ -134,6 +137,6 @@ def model(facts: Facts, layers: Sequence[LayerSpec], **changes: Any) -> ModelSpe
         n_embd=facts.n_embd,
         n_vocab=facts.n_vocab,
         n_ctx_train=facts.n_ctx_train,
-        layers=tuple(layers),
+        layers=(layers,) * facts.n_layers if isinstance(layers, LayerSpec) else tuple(layers),
         **changes,
     )

@@ -25,7 +25,7 @@ from localkv.errors import ModelFileError
 
 
 def _model(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> ModelSpec:
-    return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
+    return plain.model(facts, plain.layer(facts, attention, ffn))
 
 
 def _biased(facts: Facts) -> AttentionSpec:

@@ -1,0 +1,190 @@
+"""Dense models that differ from a Llama in a norm, in RoPE, in an activation or in sizes.
+
+After the files of llama.cpp's `src/models/` that bear the architectures' names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.facts import Facts
+from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, XieluParams
+from localkv.arch.windows import layers_with_windows, window_rope, windows, with_window
+from localkv.errors import ModelFileError
+
+OLMO_PERIOD = 4
+PLAMO_PERIOD = 8
+PLAMO_WINDOW_THETA = 10000.0
+
+
+def glm4(facts: Facts) -> ModelSpec:
+    """Norms before and after each block."""
+    attention = plain.attention(facts, interleaved=not facts.turns_sections())
+    layer = replace(plain.layer(facts, attention, plain.mlp(facts)), **plain.post_norms(facts))
+    return plain.model(facts, layer)
+
+
+def phi2(facts: Facts) -> ModelSpec:
+    """Attention and feed-forward side by side, after one LayerNorm, with biases everywhere."""
+    attention = plain.attention(facts, interleaved=False)
+    layer = plain.side_by_side(facts, attention, plain.mlp(facts, "gelu", gated=False))
+    return plain.model(facts, layer, output_norm=facts.layer_norm("output_norm"))
+
+
+def phi3(facts: Facts) -> ModelSpec:
+    """RoPE depends on the context's length. Files name a window that nobody honours: it is wider
+    than the contexts that Phi 3 was trained for."""
+    attention = plain.attention(facts, interleaved=False, long_divisors=True)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
+
+
+def _hunyuan_attention(facts: Facts) -> AttentionSpec:
+    """Norms of q and k after RoPE."""
+    spec = plain.attention(facts, interleaved=False, divisors=True)
+    return replace(spec, **plain.head_norms(facts), norms_after_rope=True)
+
+
+def _stretched(facts: Facts, spec: AttentionSpec) -> AttentionSpec:
+    """RoPE's base times alpha^(d / (d - 2)), NTK-aware scaling."""
+    alpha, d = facts.number("rope.scaling.alpha", 0.0), spec.key_dim
+    if not alpha or spec.rope is None or d <= 2:
+        return spec
+    return replace(spec, rope=replace(spec.rope, theta=spec.rope.theta * alpha ** (d / (d - 2))))
+
+
+def _hunyuan_mlp(facts: Facts) -> MlpSpec:
+    """A dense block; files of dense models may speak of one expert."""
+    if facts.integer("expert_count", 0) > 1:
+        return plain.mlp(facts)  # which refuses it
+    return MlpSpec(facts.same_in_all_layers("feed_forward_length"))
+
+
+def hunyuan_dense(facts: Facts) -> ModelSpec:
+    """RoPE's base grows with the context it was stretched for."""
+    facts.turns_sections()
+    layer = plain.layer(facts, _stretched(facts, _hunyuan_attention(facts)), _hunyuan_mlp(facts))
+    return plain.model(facts, layer)
+
+
+def _xielu(facts: Facts) -> list[XieluParams]:
+    """Each layer's parameters, from keys without the architecture's name.
+
+    Raises:
+        ModelFileError: a key is missing, or has values for another number of layers.
+    """
+    columns = []
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        key = f"xielu.{name}"
+        if isinstance(facts.keys.get(key), list):
+            values = facts.keys.numbers(key)
+        else:
+            values = [facts.keys.number(key)] * facts.n_layers
+        if len(values) != facts.n_layers:
+            raise ModelFileError(f"key {key!r} has {len(values)} items for {facts.n_layers} layers")
+        columns.append(values)
+    return [XieluParams(*params) for params in zip(*columns, strict=True)]
+
+
+def apertus(facts: Facts) -> ModelSpec:
+    """xIELU, with parameters of its own in each layer."""
+    attention = plain.attention(facts, interleaved=False, divisors=True, long_divisors=True)
+    mlp = plain.mlp(facts, "xielu", gated=False)
+    layer = plain.layer(facts, replace(attention, **plain.head_norms(facts)), mlp)
+    return plain.model(
+        facts, [replace(layer, ffn=replace(mlp, xielu=params)) for params in _xielu(facts)]
+    )
+
+
+def olmo(facts: Facts) -> ModelSpec:
+    """Norms have no weights."""
+    norm = facts.layer_norm("")
+    layer = LayerSpec(plain.attention(facts, interleaved=True), plain.mlp(facts), norm, norm)
+    return plain.model(facts, layer, output_norm=norm)
+
+
+def olmo2(facts: Facts) -> ModelSpec:
+    """Norms of what blocks give. OLMo 3 is this with windows; layers that have one rotate without
+    YaRN."""
+    attention = plain.attention(facts, interleaved=False)
+    assert attention.rope is not None
+    layer = LayerSpec(
+        replace(attention, **plain.row_norms(facts)),
+        plain.mlp(facts),
+        None,
+        None,
+        **plain.post_norms(facts),
+    )
+    rope = window_rope(facts, attention.rope, scaled=False)
+    return plain.model(facts, layers_with_windows(layer, windows(facts, OLMO_PERIOD), rope))
+
+
+def plamo(facts: Facts) -> ModelSpec:
+    """Blocks side by side."""
+    norm = facts.rms_norm("attn_norm")
+    attention = plain.attention(facts, interleaved=False)
+    layer = LayerSpec(attention, plain.mlp(facts), norm, norm, parallel=True)
+    return plain.model(facts, layer)
+
+
+def _plamo3_layer(facts: Facts, index: int, window: int) -> LayerSpec:
+    attention = plain.attention(facts, interleaved=False, layer=index)
+    assert attention.rope is not None
+    rope = attention.rope
+    if window:
+        rope = window_rope(facts, rope, theta=PLAMO_WINDOW_THETA, scaled=False)
+    attention = replace(attention, **plain.head_norms(facts))
+    layer = plain.layer(facts, attention, plain.mlp(facts, layer=index))
+    return with_window(replace(layer, **plain.post_norms(facts)), window, rope)
+
+
+def plamo3(facts: Facts) -> ModelSpec:
+    """Windows, and norms after each block."""
+    return plain.model(
+        facts,
+        [_plamo3_layer(facts, i, window) for i, window in enumerate(windows(facts, PLAMO_PERIOD))],
+    )
+
+
+def _deci_attention(facts: Facts, index: int) -> AttentionSpec | None:
+    """None in a layer without heads.
+
+    Raises:
+        ModelFileError: the layer has a matrix in place of attention.
+    """
+    if not facts.per_layer("attention.head_count")[index]:
+        return None
+    if not facts.per_layer("attention.head_count_kv")[index]:
+        raise ModelFileError(f"layer {index} has heads but no KV heads, which is not supported")
+    return plain.attention(facts, interleaved=True, divisors=True, long_divisors=True, layer=index)
+
+
+def _deci_layer(facts: Facts, index: int) -> LayerSpec:
+    """Attention, a feed-forward block, both or neither.
+
+    Raises:
+        ModelFileError: there is only attention, and no model shows what follows it then.
+    """
+    attention = _deci_attention(facts, index)
+    attn_norm = None if attention is None else facts.rms_norm("attn_norm")
+    if facts.per_layer("feed_forward_length")[index]:
+        mlp = plain.mlp(facts, layer=index)
+        return LayerSpec(attention, mlp, attn_norm, facts.rms_norm("ffn_norm"))
+    if attention is not None:
+        raise ModelFileError(f"layer {index} has only attention, which is not supported")
+    return LayerSpec(None, None, None, None)
+
+
+def deci(facts: Facts) -> ModelSpec:
+    """Nemotron Super, whose layers, found by search, are of different sizes."""
+    return plain.model(facts, [_deci_layer(facts, i) for i in range(facts.n_layers)])
+
+
+def openelm(facts: Facts) -> ModelSpec:
+    """Layers of different sizes."""
+    layers = []
+    for i in range(facts.n_layers):
+        attention = plain.attention(facts, interleaved=False, layer=i)
+        attention = replace(attention, **plain.head_norms(facts))
+        layers.append(plain.layer(facts, attention, plain.mlp(facts, layer=i)))
+    return plain.model(facts, layers)
