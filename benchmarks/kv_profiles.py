@@ -41,7 +41,7 @@ from localkv.cache.profile import (  # noqa: E402
 )
 from localkv.config import CacheConfig  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
-from localkv.quality.layer_costs import ChunkCosts, base_types  # noqa: E402
+from localkv.quality.kv_profile import ChunkCosts, base_types  # noqa: E402
 
 ROW_TOKENS = 2048
 CONTEXT, N_BATCH = 16384, 512

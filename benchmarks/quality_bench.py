@@ -25,10 +25,8 @@ from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.calibration import calibrate
-from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
-from localkv.quality.channels import channel_sizes
-from localkv.quality.kv_profile import learn_codebooks, measure
+from localkv.quality.kv_profile import BUDGETS, Plan, learn_codebooks, measure, sensible_types
+from localkv.quality.ranges import calibrate, channel_sizes
 from localkv.quality.scores import TokenScores, base_cache, divergence, joined, score_chunks
 
 ROOT = Path(__file__).parents[1]

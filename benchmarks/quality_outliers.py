@@ -17,8 +17,7 @@ from quality_caches import BY_BITS, CODEBOOKS, Case
 from localkv.config import CacheConfig, KVCodebook
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.quality.calibration_plan import Plan
-from localkv.quality.kv_profile import learn_codebooks
+from localkv.quality.kv_profile import Plan, learn_codebooks
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
 from localkv.quant_formats import KV_FORMATS, nuq
 from localkv.quant_formats.shared.bits import Floats

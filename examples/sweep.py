@@ -5,8 +5,14 @@ from pathlib import Path
 
 from localkv import LLM
 from localkv.config import CacheConfig
-from localkv.quality.chunks import text_chunks
-from localkv.quality.scores import base_cache, divergence, joined, perplexity, score_chunks
+from localkv.quality.scores import (
+    base_cache,
+    divergence,
+    joined,
+    perplexity,
+    score_chunks,
+    text_chunks,
+)
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"
 text = Path(sys.argv[2] if len(sys.argv) > 2 else "models/notes.txt").read_text()

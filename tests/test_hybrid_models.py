@@ -25,7 +25,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.calibration import calibrate
+from localkv.quality.ranges import calibrate
 from localkv.quality.scores import ExactPrefillCache
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

@@ -14,7 +14,7 @@ import localkv
 from localkv import LLM, LocalKVError, SamplingParams
 from localkv.cache.profile import wants_scales
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
-from localkv.quality.calibration import calibrate
+from localkv.quality.ranges import calibrate
 from localkv.quant_formats import KV_FORMATS
 from support.cache_types import PAIRS
 from support.quick import quick

@@ -14,7 +14,7 @@ from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tensors
-from localkv.loader.model_summary import file_type_name
+from localkv.loader.metadata import file_type_name
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import checked_spec
 from localkv.memory.plan import weights_by_type

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from localkv.llm import LLM
     from localkv.loader.smoothing import Smoothing
     from localkv.model import Transformer
-    from localkv.quality.calibration_plan import Plan
+    from localkv.quality.kv_profile import Plan
 
 
 BUILT_IN = "the built-in text"
@@ -77,9 +77,8 @@ def _run(
     from localkv.config import preset_pairs
     from localkv.loader.chosen_cache import in_data_folder
     from localkv.loader.model_fingerprint import model_hash
-    from localkv.quality.calibration_plan import BUDGETS, Plan, sensible_types
-    from localkv.quality.chunks import calibration_text
-    from localkv.quality.kv_profile import measure
+    from localkv.quality.kv_profile import BUDGETS, Plan, measure, sensible_types
+    from localkv.quality.scores import calibration_text
 
     chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
     check_tails(tails, max(map(len, chunks)))
@@ -133,7 +132,7 @@ def _smoothed(
     from localkv.kernels.select import select_backend
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
-    from localkv.quality.channels import channel_sizes
+    from localkv.quality.ranges import channel_sizes
 
     model, gguf, device = llm.engine.model, llm.gguf, llm.backend.name
     if not alpha:
@@ -150,7 +149,7 @@ def _smoothed(
 
 def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:
     """The first tokens of a text, in chunks of one length."""
-    from localkv.quality.chunks import text_chunks
+    from localkv.quality.scores import text_chunks
 
     tokenizer, ids = llm.tokenizer, llm.tokenize(text)
     if len(ids) < LEAST_CHUNK:

@@ -84,7 +84,7 @@ def _list(*, quiet: bool, as_json: bool) -> None:
 
 def _facts(entry: LocalModel) -> dict[str, Any]:
     """A model as JSON; facts that its header lacks are null."""
-    from localkv.loader.model_summary import ModelSummary, model_summary
+    from localkv.loader.metadata import ModelSummary, model_summary
 
     summary = ModelSummary(None, None, None)
     try:

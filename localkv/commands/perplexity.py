@@ -156,8 +156,7 @@ def _run(
         values |= {"kv_tail": None, "kv_sink": None}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
-    from localkv.quality.chunks import text_chunks
-    from localkv.quality.scores import base_cache, divergence, perplexity
+    from localkv.quality.scores import base_cache, divergence, perplexity, text_chunks
 
     tokenizer = llm.tokenizer
     for line in all_warnings(llm):
@@ -374,7 +373,7 @@ def base_writer(
 ) -> AbstractContextManager[BaseWriter | None]:
     """A writer of the base to a file, or nothing if no file is wanted."""
     from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter
-    from localkv.quality.chunks import n_scored
+    from localkv.quality.scores import n_scored
 
     if path is None or base is None or isinstance(base, BaseFile):
         return nullcontext()
@@ -400,7 +399,7 @@ def calibrate_kv(
     llm: LLM, pieces: list[list[int]], path: str, text_facts: dict[str, Any] | None
 ) -> None:
     """Measure and write the scales; `text_facts` are for JSON, None for a line of text."""
-    from localkv.quality.calibration import calibrate
+    from localkv.quality.ranges import calibrate
 
     scales = None
     with ChunkProgress(len(pieces)) as progress:

@@ -590,7 +590,7 @@ def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]
     if file is not None:
         name = "stdin" if file == "-" else printable(Path(file).name)
         return without_final_newline(read_file(file, "the text")), name
-    from localkv.quality.chunks import calibration_text
+    from localkv.quality.scores import calibration_text
 
     return calibration_text(), BUILT_IN
 
@@ -604,8 +604,8 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
     from localkv.config import CacheConfig
     from localkv.loader.chosen_cache import AUTO, model_profile
     from localkv.loader.smoothing import NO_SMOOTHING
-    from localkv.quality.channels import channel_ranges
     from localkv.quality.kv_profile import layer_facts
+    from localkv.quality.ranges import channel_ranges
 
     if not llm.config.groups:
         require_rows(())

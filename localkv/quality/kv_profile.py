@@ -1,17 +1,34 @@
-"""Measuring a KV profile: ranges of channels, costs of types by layer, types for budgets."""
+"""Measuring a KV profile: what packing K or V of a layer costs, and the best types for budgets.
+
+A cost is the divergence from an f16 cache with K or V of one layer packed alone. All tokens of a
+chunk are one batch, which reads the rows that the cache has stored. Layers below a changed one give
+the same output as with the f16 cache, so they are not run again where a layer depends on nothing
+but its input and its own rows. The types of all layers are those with the least sum of costs within
+a budget of bits.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import group_layouts, mean_bits_of, with_types
+from localkv.cache.arrays import Array, Batch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import (
+    DEFAULT_SINK,
+    DEFAULT_TAIL,
+    group_layouts,
+    kv_values_per_token,
+    mean_bits_of,
+    with_types,
+)
 from localkv.cache.profile import (
     KVProfile,
     LayerFacts,
@@ -21,16 +38,351 @@ from localkv.cache.profile import (
     packed_ranges,
 )
 from localkv.config import CacheConfig, KVCodebook
+from localkv.engine.engine import Engine
+from localkv.engine.logprobs import score
 from localkv.errors import UsageError
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.model import Transformer
-from localkv.quality.best_types import best_types, changed, predicted
-from localkv.quality.calibration_plan import Key, Plan, Sides
-from localkv.quality.channels import Ranges, channel_ranges, stored_rows
-from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
+from localkv.quality.ranges import Ranges, channel_ranges, stored_rows
+from localkv.quality.scores import BLOCK_VALUES, first_scored
 from localkv.quant_formats import KV_FORMATS
 from localkv.quant_formats.nuq import scaled_inliers
 from localkv.quant_formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
+
+BASE = "f16"
+"""The type that others are compared with."""
+BUDGETS = (3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
+"""Bits per value for which types are found."""
+
+Key = tuple[int, int, str]
+"""A layer, a side and the type that it has alone."""
+Sides = tuple[list[str], list[str]]
+"""Types of K and of V."""
+
+
+def sensible_types() -> list[str]:
+    """Types worth measuring: f16 and those with fewer bits that take no more than these. An 8-bit
+    float costs more than `q8_0` at nearly the same bits."""
+    return [
+        name
+        for name, fmt in KV_FORMATS.items()
+        if name == BASE or (fmt.block_size > 1 and fmt.has_part("cpu"))
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured.
+
+    Attributes:
+        types: cache types, f16 among them.
+        budgets: bits per value of packed rows.
+        n_ctx: tokens of a chunk.
+        kv_rotation: as in `CacheConfig`.
+        leaves_out: types that others beat for all layers are not measured by layer
+            (`type_choice`).
+        pairs: types of K and V that are measured for all layers at once, to compare with. Each
+            pair has the tail and the sink that it has by itself.
+        tails: tokens of the tail of all layers that are packed, whatever their types
+            (`cache/layout.py`), so that what a layer costs depends on its own types only. All else
+            is measured with each. With 0 there is no sink either, and types that need a tail are
+            left out.
+    """
+
+    types: tuple[str, ...]
+    budgets: tuple[float, ...] = BUDGETS
+    n_ctx: int = 1024
+    kv_rotation: str = "auto"
+    leaves_out: bool = False
+    pairs: tuple[tuple[str, str], ...] = ()
+    tails: tuple[int, ...] = (0, DEFAULT_TAIL)
+
+    @property
+    def packed(self) -> list[str]:
+        """The types but f16."""
+        return [name for name in self.types if name != BASE]
+
+    def with_tail(self, tail: int) -> tuple[str, ...]:
+        """The types but f16 that are measured with a tail, or without one."""
+        return tuple(name for name in self.packed if tail or KV_FORMATS[name].group_tokens == 1)
+
+    def cache(self, codebooks: tuple[KVCodebook, ...] = (), tail: int | None = None) -> CacheConfig:
+        """The cache, but for its types: with a tail and a sink, without, or, for None, with those
+        that types have by themselves."""
+        return CacheConfig(
+            n_ctx=self.n_ctx,
+            kv_rotation=self.kv_rotation,
+            kv_codebooks=codebooks,
+            kv_tail=tail,
+            kv_sink=DEFAULT_SINK if tail else tail,
+        )
+
+    def least_bits(self, config: ModelSpec) -> float:
+        """Bits per value of a cache of nothing but the smallest types that are measured; 0 without
+        K and V."""
+        n_bytes = sum(
+            len(group.layers) * group.n_kv_heads * self._least_row_bytes(dim)
+            for group in config.groups
+            for dim in (group.key_dim, group.value_dim)
+        )
+        return 8 * n_bytes / kv_values_per_token(config) if n_bytes else 0.0
+
+    def _least_row_bytes(self, dim: int) -> int:
+        formats = [KV_FORMATS[name] for name in (BASE, *self.with_tail(max(self.tails)))]
+        return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
+
+    def of_all_layers(self, model: Transformer) -> dict[str, LayerTypes]:
+        """The types of `pairs`, by "K/V", without those that rows can't be of; none where latents
+        are kept, as such pairs don't say what rotated parts of keys are of."""
+        if any(group.is_latent for group in model.config.groups):
+            return {}
+        sizes = [(group.key_dim, group.value_dim) for group in model.config.groups]
+        return {
+            "/".join(pair): tuple(of and pair for of in base_types(model))
+            for pair in self.pairs
+            if not any(
+                dim % KV_FORMATS[name].block_size
+                for dims in sizes
+                for name, dim in zip(pair, dims, strict=True)
+            )
+        }
+
+    def keys(self, model: Transformer, types: Sides) -> list[Key]:
+        """Each layer and side, and of the types of that side those that its rows can be of."""
+        return [
+            (layer, side, name)
+            for group in model.config.groups
+            for layer in group.layers
+            for side, dim in enumerate((group.key_dim, group.value_dim))
+            for name in types[side]
+            if dim % KV_FORMATS[name].block_size == 0
+        ]
+
+
+class ChunkCosts:
+    """A chunk of text, and the inputs that its layers got with an f16 cache.
+
+    Args:
+        model: on a backend.
+        ids: the chunk; its second half is scored.
+        cache: all but its types.
+    """
+
+    def __init__(self, model: Transformer, ids: Sequence[int], cache: CacheConfig) -> None:
+        self.model, self.ids = model, list(ids[:-1])
+        self.targets = np.array(ids[first_scored(len(ids)) + 1 :])
+        self.cache = replace(cache, n_ctx=max(len(ids), cache.n_ctx))
+        self._inputs = dict[int, NDArray[Any]]()
+        base = base_types(model)
+        self._logits = self._run(base, 0, keep=True)
+
+    def divergence(self, types: LayerTypes, cache: CacheConfig | None = None) -> float:
+        """The sum over scored tokens, in nats.
+
+        Args:
+            cache: another one than the chunk's, but for its types.
+        """
+        changed = (
+            i for i, (a, b) in enumerate(zip(types, base_types(self.model), strict=True)) if a != b
+        )
+        first = next(changed, self.model.config.n_layers - 1)
+        logits = self._run(types, first if self._inputs else 0, cache=cache)
+        total, n = 0.0, max(1, BLOCK_VALUES // logits.shape[1])
+        for at in range(0, len(logits), n):
+            rows = slice(at, at + n)
+            total += float(score(logits[rows], self.targets[rows], self._logits[rows]).kld.sum())
+        return total
+
+    def forget_inputs(self) -> None:
+        """Give back their memory; from now on all layers are run."""
+        self._inputs.clear()
+
+    def _run(
+        self,
+        types: LayerTypes,
+        first: int,
+        *,
+        keep: bool = False,
+        cache: CacheConfig | None = None,
+    ) -> NDArray[np.float32]:
+        """Logits that predict the scored tokens: float32 [scored tokens, n_vocab]."""
+        typed = with_types(replace(cache or self.cache, n_ctx=self.cache.n_ctx), types)
+        engine = Engine(self.model, typed, n_batch=len(self.ids))
+        part = cast(Transformer, _Part(self.model, first, self._inputs, len(self.targets), keep))
+        arrays = self.model.backend.arrays
+
+        def work() -> NDArray[np.float32]:
+            logits = engine.slot.forward(part, self.ids, "all", generated=False)
+            copied: NDArray[np.float32] = np.array(arrays.to_numpy(logits), np.float32)
+            return copied
+
+        return engine.slot.turn(work)
+
+
+def base_types(model: Transformer) -> LayerTypes:
+    """An f16 cache, by layer."""
+    storing = {layer for group in model.config.groups for layer in group.layers}
+    return tuple((BASE, BASE) if i in storing else None for i in range(model.config.n_layers))
+
+
+class _Part:
+    """A model from a layer on, which predicts the scored tokens only.
+
+    Args:
+        inputs: of layers, by index; filled if they are kept.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        first: int,
+        inputs: dict[int, NDArray[Any]],
+        n_scored: int,
+        keep: bool,
+    ) -> None:
+        self.model, self.backend, self.config = model, model.backend, model.config
+        self.first, self.inputs, self.n_scored, self.keep = first, inputs, n_scored, keep
+
+    def forward(self, batch: Batch, cache: KVCache) -> Array:
+        arrays = self.backend.arrays
+        n_tokens = batch.starts[-1]
+        batch = replace(batch, logit_rows=arrays.int64(range(n_tokens - self.n_scored, n_tokens)))
+        if not self.model.can_start_later:
+            return self.model.forward(batch, cache)
+        x = None
+        if self.first:
+            x = arrays.from_numpy(self.inputs[self.first].copy())
+        return self.model.run_from(self.first, x, batch, cache, self._before)
+
+    def _before(self, index: int, x: Array) -> None:
+        if self.keep:
+            self.inputs[index] = np.array(self.backend.arrays.to_numpy(x))
+
+
+def predicted(costs: Mapping[Key, float], types: LayerTypes) -> float:
+    """The sum of what the types cost alone."""
+    return sum(
+        costs[layer, side, name]
+        for layer, pair in enumerate(types)
+        if pair is not None
+        for side, name in enumerate(pair)
+        if name != BASE
+    )
+
+
+def best_types(
+    model: Transformer, plan: Plan, costs: Mapping[Key, float]
+) -> list[tuple[LayerTypes, float]]:
+    """The types of all layers with the least sum of costs for each budget, and the sum.
+
+    A budget is left out if no types hold it, or if its types are the same as for a smaller budget.
+    """
+    items, owners = list[list[Choice]](), list[tuple[int, int, list[str]]]()
+    for group in model.config.groups:
+        for layer in group.layers:
+            for side, dim in enumerate((group.key_dim, group.value_dim)):
+                names = [n for n in plan.types if n == BASE or (layer, side, n) in costs]
+                owners.append((layer, side, names))
+                items.append(
+                    [
+                        Choice(
+                            KV_FORMATS[name].row_bytes(dim) * group.n_kv_heads,
+                            0.0 if name == BASE else costs[layer, side, name],
+                        )
+                        for name in names
+                    ]
+                )
+    picks = frontier(items)
+    n_values = kv_values_per_token(model.config)
+    found = dict[Picked, None]()
+    for bits in sorted(plan.budgets):
+        best = within(picks, bits * n_values / 8)
+        if best is not None:
+            found[best] = None
+    lists = []
+    for pick in found:
+        types = base_types(model)
+        for (layer, side, names), choice in zip(owners, pick.choices, strict=True):
+            types = changed(types, layer, side, names[choice])
+        lists.append((types, pick.cost))
+    return lists
+
+
+def changed(types: LayerTypes, layer: int, side: int, name: str) -> LayerTypes:
+    """The types with another one of K (side 0) or V (1) of a layer."""
+    pair = types[layer]
+    assert pair is not None
+    other = (name, pair[1]) if side == 0 else (pair[0], name)
+    return (*types[:layer], other, *types[layer + 1 :])
+
+
+class Choice(NamedTuple):
+    """What an item may be: its size, a whole number, and what it costs."""
+
+    size: int
+    cost: float
+
+
+class Picked(NamedTuple):
+    """The choice of each item by index, and the sums of sizes and of costs."""
+
+    choices: tuple[int, ...]
+    size: int
+    cost: float
+
+
+class _State(NamedTuple):
+    size: int
+    cost: float
+    before: int
+    choice: int
+
+
+def frontier(items: Sequence[Sequence[Choice]]) -> list[Picked]:
+    """The best picks for all budgets: growing sizes, falling costs.
+
+    Raises:
+        ValueError: an item has no choice.
+    """
+    if not all(items):
+        raise ValueError("an item has no choice")
+    unit = math.gcd(*(choice.size for item in items for choice in item)) or 1
+    steps = [[_State(0, 0.0, 0, 0)]]
+    for item in items:
+        grown = [
+            _State(state.size + choice.size // unit, state.cost + choice.cost, i, j)
+            for i, state in enumerate(steps[-1])
+            for j, choice in enumerate(item)
+        ]
+        steps.append(_useful(grown))
+    return [_picked(steps, at, unit) for at in range(len(steps[-1]))]
+
+
+def _useful(states: list[_State]) -> list[_State]:
+    """The states that cost less than every other state that is no larger."""
+    kept, least = list[_State](), math.inf
+    for state in sorted(states):
+        if state.cost < least:
+            kept.append(state)
+            least = state.cost
+    return kept
+
+
+def _picked(steps: list[list[_State]], at: int, unit: int) -> Picked:
+    last = steps[-1][at]
+    choices = []
+    for step in reversed(steps[1:]):
+        state = step[at]
+        choices.append(state.choice)
+        at = state.before
+    return Picked(tuple(reversed(choices)), last.size * unit, last.cost)
+
+
+def within(picks: Sequence[Picked], budget: float) -> Picked | None:
+    """The best of a `frontier` whose size is at most `budget`; None if all are larger."""
+    fitting = [pick for pick in picks if pick.size <= budget]
+    return min(fitting, key=lambda pick: (pick.cost, pick.size), default=None)
+
 
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""

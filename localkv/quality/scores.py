@@ -1,7 +1,8 @@
 """How well a model predicts each token of a text through its cache, and through an f16 one.
 
-The procedure follows llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`). Logits are
-computed as generation computes them: attention reads the rows that the cache stored.
+The procedure follows llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`). A text is
+cut in chunks of one context. Logits are computed as generation computes them: attention reads the
+rows that the cache stored.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,65 @@ from localkv.cache.pages import Sequence as CachedSequence
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.logprobs import Array, Logits, TokenScores, score
+from localkv.errors import UsageError, counted
 from localkv.model import Transformer
 from localkv.quality.base_file import BaseFile, BaseWriter
-from localkv.quality.chunks import first_scored, n_scored
 
-_BLOCK_VALUES = 1 << 22
+MIN_CONTEXT = 8
+"""Tokens of a chunk below which too few are scored for an error to be estimated."""
+
+
+def text_chunks(
+    ids: Sequence[int], n_ctx: int, *, bos_id: int | None = None, limit: int | None = None
+) -> list[list[int]]:
+    """A text's token ids in chunks of `n_ctx`; the remainder at the end is not used.
+
+    Args:
+        ids: the text.
+        n_ctx: tokens of a chunk.
+        bos_id: takes the place of each chunk's first token; None for a model without BOS.
+        limit: most chunks.
+
+    Raises:
+        UsageError: the text, or a chunk, is too short.
+    """
+    if n_ctx < MIN_CONTEXT:
+        raise UsageError(
+            f"a context of {n_ctx} tokens is too short to measure with",
+            hint=f"use at least {MIN_CONTEXT} (-c)",
+        )
+    if len(ids) < n_ctx:
+        hint = "use a longer text"
+        if len(ids) >= MIN_CONTEXT:
+            hint += f", or a context of at most {len(ids)} (-c)"
+        raise UsageError(
+            f"the text has {counted(len(ids), 'token')}, but a context of {n_ctx} needs at least "
+            f"{n_ctx}",
+            hint=hint,
+        )
+    chunks = [list(ids[at : at + n_ctx]) for at in range(0, len(ids) - n_ctx + 1, n_ctx)][:limit]
+    if bos_id is not None:
+        for chunk in chunks:
+            chunk[0] = bos_id
+    return chunks
+
+
+def first_scored(n_ctx: int) -> int:
+    """The first position whose prediction counts: those before it have too little context."""
+    return n_ctx // 2
+
+
+def n_scored(n_ctx: int) -> int:
+    """Number of a chunk's tokens that are scored: those from `first_scored` on."""
+    return n_ctx - 1 - first_scored(n_ctx)
+
+
+def calibration_text() -> str:
+    """Some 1,500 words."""
+    return resources.files("localkv.quality").joinpath("calibration.txt").read_text("utf-8").strip()
+
+
+BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
 
 
@@ -104,7 +160,7 @@ def _score(
     base_logits: Logits | None,
 ) -> TokenScores:
     targets = np.array(chunk[first_scored(len(chunk)) + 1 :])
-    n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
+    n_rows = max(1, BLOCK_VALUES // model.config.n_vocab)
     parts, at = [], 0
     for batch in batches:
         for start in range(0, len(batch), n_rows):

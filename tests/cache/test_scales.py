@@ -30,7 +30,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import read_pages, reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.calibration import calibrate
+from localkv.quality.ranges import calibrate
 from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 from support.cache_types import BY_HEAD, BY_ROW, scales_of
 from support.forward import IDS, new_cache, nmse, run

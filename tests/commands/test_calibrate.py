@@ -24,8 +24,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import model_hash
 from localkv.loader.model_header import model_spec
 from localkv.loader.weights import load_model
-from localkv.quality.calibration_plan import Plan, sensible_types
-from localkv.quality.kv_profile import measure
+from localkv.quality.kv_profile import Plan, measure, sensible_types
 from support.random_model import RandomModel, variant
 from support.tiny_model import write_tiny_model
 

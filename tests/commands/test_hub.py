@@ -13,7 +13,7 @@ import gguf
 import pytest
 
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_summary import FILE_TYPES
+from localkv.loader.metadata import FILE_TYPES
 from support.fake_hub import COMMIT, FakeHub
 from support.fake_llm import FakeLLM
 from support.paths import ROOT

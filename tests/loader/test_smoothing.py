@@ -28,7 +28,7 @@ from localkv.loader.smoothing import (
 )
 from localkv.loader.synthetic import random_blocks, set_scales
 from localkv.loader.weights import load_model
-from localkv.quality.channels import channel_sizes
+from localkv.quality.ranges import channel_sizes
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import split_blocks
 from localkv.quant_formats.packed_tensor import PackedTensor, can_scale_rows, scaled

@@ -19,8 +19,14 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.chunks import text_chunks
-from localkv.quality.scores import ExactPrefillCache, base_cache, divergence, joined, score_chunks
+from localkv.quality.scores import (
+    ExactPrefillCache,
+    base_cache,
+    divergence,
+    joined,
+    score_chunks,
+    text_chunks,
+)
 from support.forward import IDS, nmse, run
 from support.layouts import group_of
 from support.program import Program

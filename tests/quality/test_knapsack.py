@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localkv.quality.best_types import Choice, frontier, within
+from localkv.quality.kv_profile import Choice, frontier, within
 
 CHOICES = st.builds(Choice, st.integers(0, 40).map(lambda n: 4 * n), st.floats(0, 10, width=16))
 ITEMS = st.lists(st.lists(CHOICES, min_size=1, max_size=4), min_size=1, max_size=5)

@@ -25,12 +25,16 @@ from localkv.loader.model_fingerprint import model_hash
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.calibration import calibrate
-from localkv.quality.calibration_plan import Plan, sensible_types
-from localkv.quality.channels import channel_ranges
-from localkv.quality.chunks import calibration_text
-from localkv.quality.kv_profile import learn_codebooks, measure
-from localkv.quality.layer_costs import ChunkCosts, base_types
+from localkv.quality.kv_profile import (
+    ChunkCosts,
+    Plan,
+    base_types,
+    learn_codebooks,
+    measure,
+    sensible_types,
+)
+from localkv.quality.ranges import calibrate, channel_ranges
+from localkv.quality.scores import calibration_text
 from localkv.quant_formats.shared.codebooks import NORMAL
 from support.held_bytes import held
 from support.program import Program

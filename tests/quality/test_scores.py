@@ -22,8 +22,16 @@ from localkv.engine.logprobs import TokenScores, score
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_header import model_spec
-from localkv.quality.chunks import MIN_CONTEXT, text_chunks
-from localkv.quality.scores import base_cache, divergence, joined, mean, perplexity, score_chunks
+from localkv.quality.scores import (
+    MIN_CONTEXT,
+    base_cache,
+    divergence,
+    joined,
+    mean,
+    perplexity,
+    score_chunks,
+    text_chunks,
+)
 from localkv.quant_formats import KV_FORMATS
 from support.paths import DATA, MODELS
 from support.program import Program, localkv_process

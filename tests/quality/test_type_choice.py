@@ -8,8 +8,7 @@ import numpy as np
 
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model
-from localkv.quality.calibration_plan import Plan
-from localkv.quality.kv_profile import MARGIN, Tried, measure, try_types, worth_measuring
+from localkv.quality.kv_profile import MARGIN, Plan, Tried, measure, try_types, worth_measuring
 from support.random_model import RandomModel
 
 IDS = np.random.default_rng(3).integers(96, size=120).tolist()

@@ -69,7 +69,7 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
         ModelFileError: it can't be run; the known facts about its cache are printed first.
     """
     from localkv.loader.chosen_cache import kv_risks
-    from localkv.loader.model_summary import file_type_name
+    from localkv.loader.metadata import file_type_name
     from localkv.loader.weights import checked_spec
     from localkv.memory.plan import weights_by_type
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from localkv.quant_formats.shared.gpu.rows import as_f16, halves, load_halves, store_rows
 from localkv.quant_formats.shared.gpu.weight_layout import WeightLayout, largest, load_floats, words
-from localkv.triton_primitives.unpack import fence
 from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
+from localkv.triton_primitives.unpack import fence
 
 
 def _plane_of(dtype: torch.dtype) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:

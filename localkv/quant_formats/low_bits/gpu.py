@@ -34,8 +34,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     truncated,
     two_halves,
 )
-from localkv.triton_primitives.unpack import fence
-from localkv.triton_primitives.unpack import unpack_three_bits, unpack_two_bits
+from localkv.triton_primitives.unpack import fence, unpack_three_bits, unpack_two_bits
 
 
 @triton.jit

@@ -43,8 +43,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     units_from,
     words,
 )
-from localkv.triton_primitives.unpack import fence
-from localkv.triton_primitives.unpack import unpack_nibbles
+from localkv.triton_primitives.unpack import fence, unpack_nibbles
 
 
 @triton.jit

@@ -38,8 +38,7 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     two_parts,
     words,
 )
-from localkv.triton_primitives.unpack import fence
-from localkv.triton_primitives.unpack import unpack_five_bits
+from localkv.triton_primitives.unpack import fence, unpack_five_bits
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from localkv.engine.logprobs import TokenLogprob, as_openai
 from localkv.engine_process.texts import Ended, Event, Piece
 from localkv.loader.answer_tags import REASONING_TAGS, writes_channels
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.model_summary import file_type_name
+from localkv.loader.metadata import file_type_name
 from localkv.server import limits
 from localkv.server.answer import AnswerReader, Answers, Delta, Reasoning
 from localkv.server.chat_request import ChatBody, begun
