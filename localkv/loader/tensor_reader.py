@@ -99,28 +99,34 @@ class TensorReader:
             exact, but where experts are routed by the largest of nearly equal numbers, ggml's
             rounding decides which, and without it a token's logits are another expert's.
         late: prepares weights that may be laid out after loading, if there are any.
-        taken: names of the tensors handed out.
+        at: what names begin with, as those of a layer do.
+        taken: names of the tensors handed out, whole.
     """
 
     source: TensorSource
     backend: Preparer
     halve_activations: bool = False
     late: LatePreparation | None = None
+    at: str = ""
     taken: set[str] = field(default_factory=set)
 
+    def layer(self, index: int) -> TensorReader:
+        """Hands out the tensors of a layer, by names without its number."""
+        return replace(self, at=f"blk.{index}.")
+
     def has(self, name: str) -> bool:
-        return self.source.has(name)
+        return self.source.has(self.at + name)
 
     def packed(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, as it is in the file."""
-        packed = self.source.packed(name, shape)
-        self.taken.add(name)
+        packed = self.source.packed(self.at + name, shape)
+        self.taken.add(self.at + name)
         halves = self.halve_activations and packed.format.name == "f16"
         return replace(packed, halves_activations=halves)
 
     def matrix(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, as the backend's products want it."""
-        return self._prepared(name, self._prepare(name, self.packed(name, *shape)))
+        return self._prepared(name, self.derived(name, self.packed(name, *shape)))
 
     def late_matrix(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, that may be laid out for the backend after loading."""
@@ -128,7 +134,7 @@ class TensorReader:
             return self.matrix(name, *shape)
         packed = self.packed(name, *shape)
         with self._room(name, packed):
-            return self.late.prepare(packed, partial(self.source.release, name))
+            return self.late.prepare(packed, partial(self._release, name))
 
     def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
         """The matrix of embeddings, as the backend wants it."""
@@ -136,17 +142,14 @@ class TensorReader:
         with self._room(name, packed):
             return self._prepared(name, self.backend.prepare_embedding(packed))
 
-    def _prepare(self, name: str, packed: PackedTensor) -> PackedTensor:
+    def derived(self, name: str, packed: PackedTensor) -> PackedTensor:
+        """A part of a tensor, or what was made of it, as the backend's products want it."""
         with self._room(name, packed):
             return self.backend.prepare(packed)
 
-    def derived(self, name: str, packed: PackedTensor) -> PackedTensor:
-        """A matrix, or a stack of them, that was made of a tensor and has bytes of its own."""
-        return self._prepare(name, packed)
-
     def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
         return naming_what_fails(
-            f"the weights' {name} of {byte_size(packed.n_bytes)}",
+            f"the weights' {self.at}{name} of {byte_size(packed.n_bytes)}",
             self.backend.memory,
             lambda room: (
                 f"weights, K, V and scratch of {byte_size(room.free + room.taken)} in all would "
@@ -156,39 +159,47 @@ class TensorReader:
 
     def _prepared(self, name: str, weight: PackedTensor) -> PackedTensor:
         if not weight.reads_rows:
-            self.source.release(name)
+            self._release(name)
         return weight
+
+    def _release(self, name: str) -> None:
+        self.source.release(self.at + name)
 
     def values(self, name: str, *shape: int) -> NDArray[np.float32]:
         """Values of a vector or of several, on the host."""
         return self.packed(name, *shape).decode()
 
     def vector(self, name: str, *shape: int) -> Array:
-        """Values of norms or biases, in the backend's type of activations."""
-        arrays = self.backend.arrays
-        return arrays.floating(arrays.from_numpy(self.values(name, *shape)))
+        """Values of norms, biases and what else no product reads, as the backend's activations."""
+        return self.floating(self.values(name, *shape))
 
-    def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
-        """A norm of rows of `size`; `at` is its layer's prefix."""
+    def optional_vector(self, name: str, *shape: int) -> Array | None:
+        """A vector that the file may do without."""
+        return self.vector(name, *shape) if self.has(name) else None
+
+    def floating(self, values: NDArray[np.float32]) -> Array:
+        """Values in the backend's type of activations."""
+        arrays = self.backend.arrays
+        return arrays.floating(arrays.from_numpy(np.ascontiguousarray(values)))
+
+    def norm(self, spec: NormSpec, size: int) -> Norm:
+        """A norm of rows of `size`."""
         if not spec.tensor:
-            ones = np.ones(size, np.float32)
-            return Norm(spec, self.backend.arrays.floating(self.backend.arrays.from_numpy(ones)))
-        weight, bias = f"{at}{spec.tensor}.weight", f"{at}{spec.tensor}.bias"
-        if self.has(f"{at}{spec.tensor}"):  # PLaMo's files leave ".weight" out
-            weight = f"{at}{spec.tensor}"
+            return Norm(spec, self.floating(np.ones(size, np.float32)))
+        weight, bias = f"{spec.tensor}.weight", f"{spec.tensor}.bias"
+        if self.has(spec.tensor):  # PLaMo's files leave ".weight" out
+            weight = spec.tensor
         return Norm(
             spec,
             self.vector(weight, size),
-            self.vector(bias, size) if spec.kind == "layer" and self.has(bias) else None,
+            self.optional_vector(bias, size) if spec.kind == "layer" else None,
         )
 
-    def head_norm(self, spec: NormSpec, n_heads: int, size: int, at: str) -> Norm:
+    def head_norm(self, spec: NormSpec, n_heads: int, size: int) -> Norm:
         """A norm of q or k, whose weight has the shape that its span says."""
         if spec.span != "heads":
-            return self.norm(spec, n_heads * size if spec.span == "row" else size, at)
-        arrays = self.backend.arrays
-        values = self.packed(f"{at}{spec.tensor}.weight", n_heads, size).decode()
-        return Norm(spec, arrays.floating(arrays.from_numpy(values)))
+            return self.norm(spec, n_heads * size if spec.span == "row" else size)
+        return Norm(spec, self.vector(f"{spec.tensor}.weight", n_heads, size))
 
     def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
         """`name`.weight, and `name`.bias if the file has it or the architecture must."""
@@ -201,9 +212,9 @@ class TensorReader:
     def linears(self, name: str, n: int, n_out: int, n_in: int) -> tuple[Linear, ...]:
         """The matrices of a stack [n, n_out, n_in], each by itself."""
         stack = self.packed(f"{name}.weight", n, n_out, n_in)
-        parts = tuple(Linear(self._prepare(f"{name}.weight", stack[i])) for i in range(n))
+        parts = tuple(Linear(self.derived(f"{name}.weight", stack[i])) for i in range(n))
         if not any(part.weight.reads_rows for part in parts):
-            self.source.release(f"{name}.weight")
+            self._release(f"{name}.weight")
         return parts
 
     def fused_linear(
@@ -216,10 +227,10 @@ class TensorReader:
             bias = self.vector(f"{name}.bias", sum(n_out))
         parts = []
         for a, b in pairwise(accumulate(n_out, initial=0)):
-            part = self._prepare(f"{name}.weight", weight[a:b])
+            part = self.derived(f"{name}.weight", weight[a:b])
             parts.append(Linear(part, None if bias is None else bias[a:b]))
         if not any(part.weight.reads_rows for part in parts):
-            self.source.release(f"{name}.weight")
+            self._release(f"{name}.weight")
         return tuple(parts)
 
     def rows_of(
@@ -238,8 +249,8 @@ class TensorReader:
         linears = []
         for part in parts:
             chosen = np.concatenate([next(places).reshape(-1) for _ in part])
-            linears.append(Linear(self._prepare(f"{name}.weight", weight[chosen])))
-        self.source.release(f"{name}.weight")
+            linears.append(Linear(self.derived(f"{name}.weight", weight[chosen])))
+        self._release(f"{name}.weight")
         return tuple(linears)
 
     def interleaved(self, names: Sequence[str], n_heads: int, n_out: int, n_in: int) -> Linear:
@@ -257,7 +268,7 @@ class TensorReader:
         rows = np.stack([part.rows.reshape(n_heads, n_out, -1) for part in parts], axis=1)
         n_rows = len(parts) * n_heads * n_out
         whole = replace(parts[0], rows=rows.reshape(n_rows, -1), shape=(n_rows, n_in))
-        linear = Linear(self._prepare(f"{names[0]}.weight", whole))
+        linear = Linear(self.derived(f"{names[0]}.weight", whole))
         for name in names:
-            self.source.release(f"{name}.weight")
+            self._release(f"{name}.weight")
         return linear

@@ -26,7 +26,6 @@ from localkv.arch.spec import (
     DeltaNetSpec,
     Ffn,
     LatentAttentionSpec,
-    LaurelSpec,
     LayerSpec,
     Mamba2Spec,
     Mixer,
@@ -35,8 +34,6 @@ from localkv.arch.spec import (
     ModelSpec,
     MoeSpec,
     NormSpec,
-    PerLayerInputSpec,
-    RecurrentSpec,
     ShortConvSpec,
 )
 from localkv.cache.arrays import Array, Arrays
@@ -63,7 +60,6 @@ from localkv.kernels.layer_weights import (
     Norm,
     PerLayerInputWeights,
     PerLayerTable,
-    RecurrentWeights,
     ShortConvWeights,
     tensors_of,
 )
@@ -150,7 +146,7 @@ def model_weights(
     layers = []
     for i, spec in enumerate(config.layers):
         on_layer(i, config.n_layers)
-        layers.append(layer_weights(read, spec, config.altup, n_embd, f"blk.{i}."))
+        layers.append(layer_weights(read.layer(i), spec, config.altup, n_embd))
     on_layer(config.n_layers, config.n_layers)
     return ModelWeights(
         token_embd=token_embd,
@@ -164,104 +160,112 @@ def model_weights(
 
 
 def layer_weights(
-    read: TensorReader, spec: LayerSpec, altup: AltUpSpec | None, n_embd: int, at: str
+    read: TensorReader, spec: LayerSpec, altup: AltUpSpec | None, n_embd: int
 ) -> LayerWeights:
-    """The weights of the layer whose tensors' names begin with `at`."""
+    """The weights of the layer that `read` hands out."""
     per_layer, laurel = spec.per_layer_input, spec.laurel
 
     def norm(of: NormSpec | None) -> Norm | None:
-        return None if of is None else read.norm(of, n_embd, at)
+        return None if of is None else read.norm(of, n_embd)
 
     scale = 1.0
     if spec.output_scale is not None:
-        scale = float(read.values(f"{at}{spec.output_scale}.weight", 1)[0])
+        scale = float(read.values(f"{spec.output_scale}.weight", 1)[0])
     return LayerWeights(
-        mixer=None if spec.mixer is None else mixer_weights(read, spec.mixer, n_embd, at),
-        ffn=None if spec.ffn is None else ffn_weights(read, spec.ffn, n_embd, at),
+        mixer=None if spec.mixer is None else mixer_weights(read, spec.mixer, n_embd),
+        ffn=None if spec.ffn is None else ffn_weights(read, spec.ffn, n_embd),
         attn_norm=norm(spec.attn_norm),
         ffn_norm=norm(spec.ffn_norm),
         post_attn_norm=norm(spec.post_attn_norm),
         post_ffn_norm=norm(spec.post_ffn_norm),
         output_scale=scale,
-        per_layer_input=per_layer_input_weights(read, per_layer, n_embd, at) if per_layer else None,
-        laurel=laurel_weights(read, laurel, n_embd, at) if laurel else None,
-        altup=altup_weights(read, altup, n_embd, at) if altup else None,
-        beside=None if spec.beside is None else mixer_weights(read, spec.beside, n_embd, at),
+        per_layer_input=None
+        if per_layer is None
+        else PerLayerInputWeights(
+            inp_gate=read.linear("inp_gate", per_layer.width, n_embd),
+            proj=read.linear("proj", n_embd, per_layer.width),
+            post_norm=read.norm(per_layer.post_norm, n_embd),
+        ),
+        laurel=None
+        if laurel is None
+        else LaurelWeights(
+            laurel_l=read.linear("laurel_l", laurel.rank, n_embd),
+            laurel_r=read.linear("laurel_r", n_embd, laurel.rank),
+            post_norm=read.norm(laurel.norm, n_embd),
+        ),
+        altup=None if altup is None else altup_weights(read, altup, n_embd),
+        beside=None if spec.beside is None else mixer_weights(read, spec.beside, n_embd),
     )
 
 
-def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int, at: str) -> MixerWeights:
-    """The mixer of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: one is missing, or of the wrong shape or type.
-    """
+def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int) -> MixerWeights:
+    """The mixer of a layer."""
     match spec:
         case AttentionSpec():
-            return _attention(read, spec, n_embd, at)
+            return _attention(read, spec, n_embd)
         case LatentAttentionSpec():
-            return latent_weights(read, spec, n_embd, at)
-        case DeltaNetSpec() | ShortConvSpec() | Mamba2Spec():
-            return recurrent_weights(read, spec, n_embd, at)
+            return latent_weights(read, spec, n_embd)
+        case DeltaNetSpec():
+            return _delta_net(read, spec, n_embd)
+        case ShortConvSpec():
+            return _short_conv(read, spec, n_embd)
+        case Mamba2Spec():
+            return _mamba2(read, spec, n_embd)
 
 
-def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> AttentionWeights:
-    attn_q, attn_k, attn_v = _qkv(read, spec, n_embd, at)
+def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int) -> AttentionWeights:
+    attn_q, attn_k, attn_v = _qkv(read, spec, n_embd)
     q_norm, k_norm, v_norm, sinks = spec.q_norm, spec.k_norm, spec.v_norm, spec.sinks
     n_kv_heads, stores = spec.n_kv_heads, spec.kv_from is None
     return AttentionWeights(
         attn_q=attn_q,
         attn_k=attn_k,
         attn_v=attn_v,
-        output=read.linear(f"{at}attn_output", n_embd, spec.width),
-        attn_q_norm=read.head_norm(q_norm, spec.n_heads, spec.key_dim, at) if q_norm else None,
-        attn_k_norm=read.head_norm(k_norm, n_kv_heads, spec.key_dim, at)
-        if k_norm and stores
-        else None,
-        v_norm=read.head_norm(v_norm, n_kv_heads, spec.value_dim, at)
-        if v_norm and stores
-        else None,
-        sinks=None if sinks is None else read.vector(f"{at}{sinks}.weight", spec.n_heads),
+        output=read.linear("attn_output", n_embd, spec.width),
+        attn_q_norm=read.head_norm(q_norm, spec.n_heads, spec.key_dim) if q_norm else None,
+        attn_k_norm=read.head_norm(k_norm, n_kv_heads, spec.key_dim) if k_norm and stores else None,
+        v_norm=read.head_norm(v_norm, n_kv_heads, spec.value_dim) if v_norm and stores else None,
+        sinks=None if sinks is None else read.vector(f"{sinks}.weight", spec.n_heads),
     )
 
 
 def _qkv(
-    read: TensorReader, spec: AttentionSpec, n_embd: int, at: str
+    read: TensorReader, spec: AttentionSpec, n_embd: int
 ) -> tuple[Linear, Linear | None, Linear | None]:
     """Projections of q, K and V, from one tensor or from several."""
     n_q = spec.n_heads * spec.key_dim * (2 if spec.gated else 1)
     n_k, n_v = spec.n_kv_heads * spec.key_dim, spec.n_kv_heads * spec.value_dim
     bias = spec.qkv_bias
-    if spec.kv_from is None and read.has(f"{at}attn_qkv.weight"):
-        apart = read.has(f"{at}attn_q.bias")
+    if spec.kv_from is None and read.has("attn_qkv.weight"):
+        apart = read.has("attn_q.bias")
         attn_q, attn_k, attn_v = read.fused_linear(
-            f"{at}attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias and not apart
+            "attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias and not apart
         )
         if not apart:
             return attn_q, attn_k, attn_v
         return (
-            replace(attn_q, bias=read.vector(f"{at}attn_q.bias", n_q)),
-            replace(attn_k, bias=read.vector(f"{at}attn_k.bias", n_k)),
-            replace(attn_v, bias=read.vector(f"{at}attn_v.bias", n_v)),
+            replace(attn_q, bias=read.vector("attn_q.bias", n_q)),
+            replace(attn_k, bias=read.vector("attn_k.bias", n_k)),
+            replace(attn_v, bias=read.vector("attn_v.bias", n_v)),
         )
 
     def linear(name: str, n_out: int) -> Linear:
-        return read.linear(f"{at}{name}", n_out, n_embd, bias_required=bias)
+        return read.linear(name, n_out, n_embd, bias_required=bias)
 
     stores = spec.kv_from is None
     return (
-        _gated_q(read, spec, n_embd, at) if spec.gated else linear("attn_q", n_q),
+        _gated_q(read, spec, n_embd) if spec.gated else linear("attn_q", n_q),
         linear("attn_k", n_k) if stores else None,
         linear("attn_v", n_v) if stores and not spec.value_from_key else None,
     )
 
 
-def _gated_q(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> Linear:
+def _gated_q(read: TensorReader, spec: AttentionSpec, n_embd: int) -> Linear:
     """Each head's q, then its gate, which a file may have as a tensor of its own."""
-    if not read.has(f"{at}attn_gate.weight"):
+    if not read.has("attn_gate.weight"):
         n_q = 2 * spec.n_heads * spec.key_dim
-        return read.linear(f"{at}attn_q", n_q, n_embd, bias_required=spec.qkv_bias)
-    names = (f"{at}attn_q", f"{at}attn_gate")
+        return read.linear("attn_q", n_q, n_embd, bias_required=spec.qkv_bias)
+    names = ("attn_q", "attn_gate")
     return read.interleaved(names, spec.n_heads, spec.key_dim, n_embd)
 
 
@@ -270,50 +274,47 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 def latent_weights(
-    read: TensorReader, spec: LatentAttentionSpec, n_embd: int, at: str
+    read: TensorReader, spec: LatentAttentionSpec, n_embd: int
 ) -> LatentAttentionWeights:
-    """Attention over latents of the layer whose tensors' names begin with `at`.
+    """Attention over latents of a layer.
 
     Older files hold `attn_kv_b`, [n_heads * (nope + value), latent], which makes each head's key
     and value of a latent. Its parts are what newer files hold as two tensors: `attn_v_b` as it is,
     and `attn_k_b` transposed. Float types are transposed as they are; the values of others are
     rounded to F16 for it, an error of at most 2^-11 of each, below the type's own.
-
-    Raises:
-        ModelFileError: one is missing, or of the wrong shape or type.
     """
     n_q = spec.n_heads * (spec.nope_dim + spec.rope_dim)
     rank, latent = spec.q_lora_rank, spec.latent_dim
     attn_q_a = None
     q_norm = spec.q_latent_norm
     if rank:
-        attn_q_a = read.linear(f"{at}attn_q_a", rank, n_embd)
-        attn_q = read.linear(f"{at}attn_q_b", n_q, rank)
+        attn_q_a = read.linear("attn_q_a", rank, n_embd)
+        attn_q = read.linear("attn_q_b", n_q, rank)
     else:
-        attn_q = read.linear(f"{at}attn_q", n_q, n_embd)
-    k_b, v_b = _key_and_value(read, spec, at)
+        attn_q = read.linear("attn_q", n_q, n_embd)
+    k_b, v_b = _key_and_value(read, spec)
     return LatentAttentionWeights(
         attn_q=attn_q,
         attn_q_a=attn_q_a,
-        attn_q_a_norm=read.norm(q_norm, rank, at) if q_norm else None,
-        attn_kv_a_mqa=read.linear(f"{at}attn_kv_a_mqa", latent + spec.rope_dim, n_embd),
-        attn_kv_a_norm=read.norm(spec.latent_norm, latent, at),
+        attn_q_a_norm=read.norm(q_norm, rank) if q_norm else None,
+        attn_kv_a_mqa=read.linear("attn_kv_a_mqa", latent + spec.rope_dim, n_embd),
+        attn_kv_a_norm=read.norm(spec.latent_norm, latent),
         attn_k_b=k_b,
         attn_v_b=v_b,
-        output=read.linear(f"{at}attn_output", n_embd, spec.width),
+        output=read.linear("attn_output", n_embd, spec.width),
     )
 
 
 def _key_and_value(
-    read: TensorReader, spec: LatentAttentionSpec, at: str
+    read: TensorReader, spec: LatentAttentionSpec
 ) -> tuple[PackedTensor, PackedTensor]:
     """What makes latents of queries, and values of latents."""
     n_heads, nope, latent, value = spec.n_heads, spec.nope_dim, spec.latent_dim, spec.value_dim
-    old = f"{at}attn_kv_b.weight"
+    old = "attn_kv_b.weight"
     if not read.has(old):
         return (
-            read.matrix(f"{at}attn_k_b.weight", n_heads, latent, nope),
-            read.matrix(f"{at}attn_v_b.weight", n_heads, value, latent),
+            read.matrix("attn_k_b.weight", n_heads, latent, nope),
+            read.matrix("attn_v_b.weight", n_heads, value, latent),
         )
     both = read.packed(old, n_heads * (nope + value), latent)
     rows = np.asarray(both.rows).reshape(n_heads, nope + value, -1)
@@ -341,138 +342,95 @@ def transposed(stack: PackedTensor) -> PackedTensor:
     return PackedTensor(FORMATS["f16"], values.view(np.uint8), shape)
 
 
-def recurrent_weights(
-    read: TensorReader, spec: RecurrentSpec, n_embd: int, at: str
-) -> RecurrentWeights:
-    """The recurrent mixer of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: one is missing, or of the wrong shape or type.
-    """
-    match spec:
-        case DeltaNetSpec():
-            return _delta_net(read, spec, n_embd, at)
-        case ShortConvSpec():
-            return _short_conv(read, spec, n_embd, at)
-        case Mamba2Spec():
-            return _mamba2(read, spec, n_embd, at)
-
-
-def _delta_net(read: TensorReader, spec: DeltaNetSpec, n_embd: int, at: str) -> DeltaNetWeights:
-    attn_qkv, attn_gate = _qkvz(read, spec, n_embd, at)
-    ssm_beta, ssm_alpha = _beta_alpha(read, spec, n_embd, at)
+def _delta_net(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> DeltaNetWeights:
+    attn_qkv, attn_gate = _qkvz(read, spec, n_embd)
+    ssm_beta, ssm_alpha = _beta_alpha(read, spec, n_embd)
     n_heads = spec.n_value_heads
     return DeltaNetWeights(
         attn_qkv=attn_qkv,
         attn_gate=attn_gate,
         ssm_beta=ssm_beta,
         ssm_alpha=ssm_alpha,
-        ssm_conv1d=_table(read, f"{at}ssm_conv1d.weight", spec.conv_channels, spec.conv_kernel),
-        ssm_dt=read.vector(f"{at}ssm_dt.bias", n_heads),
-        ssm_a=read.vector(f"{at}ssm_a", n_heads),
-        ssm_norm=read.norm(spec.norm, spec.head_dim, at),
-        output=read.linear(f"{at}ssm_out", n_embd, spec.width),
+        ssm_conv1d=read.vector("ssm_conv1d.weight", spec.conv_channels, spec.conv_kernel),
+        ssm_dt=read.vector("ssm_dt.bias", n_heads),
+        ssm_a=read.vector("ssm_a", n_heads),
+        ssm_norm=read.norm(spec.norm, spec.head_dim),
+        output=read.linear("ssm_out", n_embd, spec.width),
     )
 
 
-def _qkvz(read: TensorReader, spec: DeltaNetSpec, n_embd: int, at: str) -> tuple[Linear, Linear]:
+def _qkvz(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> tuple[Linear, Linear]:
     """q, k, v and z; in files of the first converter one tensor, by key head."""
-    if not read.has(f"{at}ssm_in.weight"):
+    if not read.has("ssm_in.weight"):
         return (
-            read.linear(f"{at}attn_qkv", spec.conv_channels, n_embd),
-            read.linear(f"{at}attn_gate", spec.width, n_embd),
+            read.linear("attn_qkv", spec.conv_channels, n_embd),
+            read.linear("attn_gate", spec.width, n_embd),
         )
     keys, values = spec.head_dim, spec.width // spec.n_key_heads
     parts = ((keys, keys, values), (values,))
-    attn_qkv, attn_gate = read.rows_of(f"{at}ssm_in", spec.n_key_heads, parts, n_embd)
+    attn_qkv, attn_gate = read.rows_of("ssm_in", spec.n_key_heads, parts, n_embd)
     return attn_qkv, attn_gate
 
 
-def _beta_alpha(
-    read: TensorReader, spec: DeltaNetSpec, n_embd: int, at: str
-) -> tuple[Linear, Linear]:
+def _beta_alpha(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> tuple[Linear, Linear]:
     """What makes beta and alpha; in Qwen3-Next's files one tensor, by key head."""
     n_heads = spec.n_value_heads
-    if not read.has(f"{at}ssm_ba.weight"):
+    if not read.has("ssm_ba.weight"):
         return (
-            read.linear(f"{at}ssm_beta", n_heads, n_embd),
-            read.linear(f"{at}ssm_alpha", n_heads, n_embd),
+            read.linear("ssm_beta", n_heads, n_embd),
+            read.linear("ssm_alpha", n_heads, n_embd),
         )
     n_shared = n_heads // spec.n_key_heads
     parts = ((n_shared,), (n_shared,))
-    beta, alpha = read.rows_of(f"{at}ssm_ba", spec.n_key_heads, parts, n_embd)
+    beta, alpha = read.rows_of("ssm_ba", spec.n_key_heads, parts, n_embd)
     return beta, alpha
 
 
-def _short_conv(read: TensorReader, spec: ShortConvSpec, n_embd: int, at: str) -> ShortConvWeights:
+def _short_conv(read: TensorReader, spec: ShortConvSpec, n_embd: int) -> ShortConvWeights:
     return ShortConvWeights(
-        in_proj=read.linear(f"{at}shortconv.in_proj", 3 * spec.width, n_embd),
-        conv=_table(read, f"{at}shortconv.conv.weight", spec.width, spec.kernel),
-        output=read.linear(f"{at}shortconv.out_proj", n_embd, spec.width),
+        in_proj=read.linear("shortconv.in_proj", 3 * spec.width, n_embd),
+        conv=read.vector("shortconv.conv.weight", spec.width, spec.kernel),
+        output=read.linear("shortconv.out_proj", n_embd, spec.width),
     )
 
 
-def _mamba2(read: TensorReader, spec: Mamba2Spec, n_embd: int, at: str) -> Mamba2Weights:
+def _mamba2(read: TensorReader, spec: Mamba2Spec, n_embd: int) -> Mamba2Weights:
     channels, n_heads = spec.conv_channels, spec.n_heads
-    bias = f"{at}ssm_conv1d.bias"
     norm: Norm | None = None
     if spec.norm is not None:
-        values = read.packed(f"{at}{spec.norm.tensor}.weight", *_groups(read, spec, at)).decode()
-        norm = Norm(spec.norm, _floating(read, values.reshape(-1)))
+        groups = spec.n_groups, spec.width // spec.n_groups
+        norm = Norm(spec.norm, read.vector(f"{spec.norm.tensor}.weight", *groups).reshape(-1))
     return Mamba2Weights(
-        ssm_in=read.linear(f"{at}ssm_in", spec.width + channels + n_heads, n_embd),
-        ssm_conv1d=_table(read, f"{at}ssm_conv1d.weight", channels, spec.conv_kernel),
-        ssm_conv1d_bias=read.vector(bias, channels) if read.has(bias) else None,
-        ssm_dt=read.vector(f"{at}ssm_dt.bias", n_heads),
-        ssm_a=_column(read, f"{at}ssm_a", n_heads),
-        ssm_d=_column(read, f"{at}ssm_d", n_heads),
+        ssm_in=read.linear("ssm_in", spec.width + channels + n_heads, n_embd),
+        ssm_conv1d=read.vector("ssm_conv1d.weight", channels, spec.conv_kernel),
+        ssm_conv1d_bias=read.optional_vector("ssm_conv1d.bias", channels),
+        ssm_dt=read.vector("ssm_dt.bias", n_heads),
+        ssm_a=read.vector("ssm_a", n_heads, 1).reshape(-1),
+        ssm_d=read.vector("ssm_d", n_heads, 1).reshape(-1),
         ssm_norm=norm,
-        output=read.linear(f"{at}ssm_out", n_embd, spec.width),
+        output=read.linear("ssm_out", n_embd, spec.width),
     )
 
 
-def _groups(read: TensorReader, spec: Mamba2Spec, at: str) -> tuple[int, ...]:
-    return spec.n_groups, spec.width // spec.n_groups
-
-
-def _column(read: TensorReader, name: str, size: int) -> Array:
-    """A vector that files hold as [size, 1]."""
-    return _floating(read, read.packed(name, size, 1).decode().reshape(-1))
-
-
-def _table(read: TensorReader, name: str, n_rows: int, n: int) -> Array:
-    """A small matrix of float32 that no product reads."""
-    return _floating(read, read.packed(name, n_rows, n).decode())
-
-
-def _floating(read: TensorReader, values: NDArray[np.float32]) -> Array:
-    arrays = read.backend.arrays
-    return arrays.floating(arrays.from_numpy(np.ascontiguousarray(values)))
-
-
-def ffn_weights(read: TensorReader, spec: Ffn, n_embd: int, at: str) -> FfnWeights:
-    """The feed-forward block of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: one is missing, or of the wrong shape or type.
-    """
+def ffn_weights(read: TensorReader, spec: Ffn, n_embd: int) -> FfnWeights:
+    """The feed-forward block of a layer."""
     match spec:
         case MlpSpec():
-            return _mlp(read, spec, n_embd, at)
+            return _mlp(read, spec, n_embd)
         case MoeSpec():
-            return _moe(read, spec, n_embd, at)
+            return _moe(read, spec, n_embd)
         case MlpAndMoeSpec():
             return MlpAndMoeWeights(
-                mlp=_mlp(read, spec.mlp, n_embd, at),
-                moe=_moe(read, spec.moe, n_embd, at),
-                post_mlp_norm=read.norm(spec.post_mlp_norm, n_embd, at),
-                post_moe_norm=read.norm(spec.post_moe_norm, n_embd, at),
-                moe_norm=read.norm(spec.moe_norm, n_embd, at),
+                mlp=_mlp(read, spec.mlp, n_embd),
+                moe=_moe(read, spec.moe, n_embd),
+                post_mlp_norm=read.norm(spec.post_mlp_norm, n_embd),
+                post_moe_norm=read.norm(spec.post_moe_norm, n_embd),
+                moe_norm=read.norm(spec.moe_norm, n_embd),
             )
 
 
-def _mlp(read: TensorReader, spec: MlpSpec, n_embd: int, at: str, suffix: str = "") -> MlpWeights:
-    gate_name, up_name = f"{at}ffn_gate{suffix}", f"{at}ffn_up{suffix}"
+def _mlp(read: TensorReader, spec: MlpSpec, n_embd: int, suffix: str = "") -> MlpWeights:
+    gate_name, up_name = f"ffn_gate{suffix}", f"ffn_up{suffix}"
     gate: Linear | None = None
     if not spec.gated:
         up = read.linear(up_name, spec.n_ff, n_embd)
@@ -481,24 +439,21 @@ def _mlp(read: TensorReader, spec: MlpSpec, n_embd: int, at: str, suffix: str = 
         up = read.linear(up_name, spec.n_ff, n_embd)
     else:  # one tensor, the gate's rows first
         gate, up = read.fused_linear(up_name, (spec.n_ff, spec.n_ff), n_embd)
-    return MlpWeights(gate, up, read.linear(f"{at}ffn_down{suffix}", n_embd, spec.n_ff))
+    return MlpWeights(gate, up, read.linear(f"ffn_down{suffix}", n_embd, spec.n_ff))
 
 
-def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
+def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
     n_experts, n_ff = moe.n_experts, moe.n_ff
 
     def stack(name: str, n_out: int, n_in: int) -> PackedTensor:
-        return read.late_matrix(f"{at}ffn_{name}_exps.weight", n_experts, n_out, n_in)
+        return read.late_matrix(f"ffn_{name}_exps.weight", n_experts, n_out, n_in)
 
     def bias(name: str, n_out: int) -> Array | None:
-        tensor = f"{at}ffn_{name}_exps.bias"
+        tensor = f"ffn_{name}_exps.bias"
         return read.vector(tensor, n_experts, n_out) if moe.biased or read.has(tensor) else None
 
-    def optional(tensor: str, n: int) -> Array | None:
-        return read.vector(f"{at}{tensor}", n) if read.has(f"{at}{tensor}") else None
-
     experts: dict[str, Any]
-    if moe.gated and read.has(f"{at}ffn_gate_up_exps.weight"):
+    if moe.gated and read.has("ffn_gate_up_exps.weight"):
         experts = {
             "ffn_gate_exps": None,
             "ffn_up_exps": None,
@@ -512,43 +467,32 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
             "gate_bias": bias("gate", n_ff) if moe.gated else None,
             "up_bias": bias("up", n_ff),
         }
+    # a few files leave ".bias" out
+    selection = "exp_probs_b" if read.has("exp_probs_b") else "exp_probs_b.bias"
     return MoeWeights(
-        ffn_gate_inp=read.linear(f"{at}ffn_gate_inp", n_experts, n_embd, bias_required=moe.biased),
+        ffn_gate_inp=read.linear("ffn_gate_inp", n_experts, n_embd, bias_required=moe.biased),
         **experts,
         ffn_down_exps=stack("down", n_embd, n_ff),
         down_bias=bias("down", n_embd),
-        down_scale=optional("ffn_down_exps.scale", n_experts),
-        exp_probs_b=read.vector(_selection_bias(read, at), n_experts)
-        if moe.selection_bias
-        else None,
-        shared=_mlp(read, moe.shared, n_embd, at, "_shexp") if moe.n_ff_shared else None,
-        ffn_gate_inp_shexp=read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
+        down_scale=read.optional_vector("ffn_down_exps.scale", n_experts),
+        exp_probs_b=read.vector(selection, n_experts) if moe.selection_bias else None,
+        shared=_mlp(read, moe.shared, n_embd, "_shexp") if moe.n_ff_shared else None,
+        ffn_gate_inp_shexp=read.vector("ffn_gate_inp_shexp.weight", n_embd)
         if moe.shared_gated
         else None,
-        router_norm=_router_norm(read, moe.router_norm, n_embd, at),
+        router_norm=_router_norm(read, moe.router_norm, n_embd),
     )
 
 
-def _router_norm(read: TensorReader, spec: NormSpec | None, n_embd: int, at: str) -> Norm | None:
+def _router_norm(read: TensorReader, spec: NormSpec | None, n_embd: int) -> Norm | None:
     if spec is None:
         return None
-    scale = read.values(f"{at}{spec.tensor}.scale", n_embd) / np.float32(math.sqrt(n_embd))
-    arrays = read.backend.arrays
-    return Norm(spec, arrays.floating(arrays.from_numpy(scale)))
-
-
-def _selection_bias(read: TensorReader, at: str) -> str:
-    """The tensor's name, which in a few files has no suffix."""
-    bare = f"{at}exp_probs_b"
-    return bare if read.has(bare) else f"{bare}.bias"
+    scale = read.values(f"{spec.tensor}.scale", n_embd) / np.float32(math.sqrt(n_embd))
+    return Norm(spec, read.floating(scale))
 
 
 def per_layer_table(read: TensorReader, config: ModelSpec) -> PerLayerTable | None:
-    """The model's part of per-layer embeddings, or None.
-
-    Raises:
-        ModelFileError: a tensor is missing, or of the wrong shape or type.
-    """
+    """The model's part of per-layer embeddings, or None."""
     spec = config.per_layer_input
     if spec is None:
         return None
@@ -561,11 +505,7 @@ def per_layer_table(read: TensorReader, config: ModelSpec) -> PerLayerTable | No
 
 
 def altup_projections(read: TensorReader, config: ModelSpec) -> AltUpProjections | None:
-    """The model's part of AltUp, or None.
-
-    Raises:
-        ModelFileError: a tensor is missing, or of the wrong shape or type.
-    """
+    """The model's part of AltUp, or None."""
     if config.altup is None:
         return None
     n, n_embd = config.altup.n_streams - 1, config.n_embd
@@ -575,47 +515,15 @@ def altup_projections(read: TensorReader, config: ModelSpec) -> AltUpProjections
     )
 
 
-def per_layer_input_weights(
-    read: TensorReader, spec: PerLayerInputSpec, n_embd: int, at: str
-) -> PerLayerInputWeights:
-    """The per-layer input of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: a tensor is missing, or of the wrong shape or type.
-    """
-    return PerLayerInputWeights(
-        inp_gate=read.linear(f"{at}inp_gate", spec.width, n_embd),
-        proj=read.linear(f"{at}proj", n_embd, spec.width),
-        post_norm=read.norm(spec.post_norm, n_embd, at),
-    )
-
-
-def laurel_weights(read: TensorReader, spec: LaurelSpec, n_embd: int, at: str) -> LaurelWeights:
-    """Laurel of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: a tensor is missing, or of the wrong shape or type.
-    """
-    return LaurelWeights(
-        laurel_l=read.linear(f"{at}laurel_l", spec.rank, n_embd),
-        laurel_r=read.linear(f"{at}laurel_r", n_embd, spec.rank),
-        post_norm=read.norm(spec.norm, n_embd, at),
-    )
-
-
-def altup_weights(read: TensorReader, spec: AltUpSpec, n_embd: int, at: str) -> AltUpWeights:
-    """AltUp of the layer whose tensors' names begin with `at`.
-
-    Raises:
-        ModelFileError: a tensor is missing, or of the wrong shape or type.
-    """
+def altup_weights(read: TensorReader, spec: AltUpSpec, n_embd: int) -> AltUpWeights:
+    """AltUp of a layer."""
     n = spec.n_streams
     return AltUpWeights(
-        router=read.linear(f"{at}altup_router", n, n_embd),
-        router_norm=read.norm(spec.router_norm, n_embd, at),
-        predict_coef=read.vector(f"{at}altup_predict_coef.weight", n * n, n),
-        correct_coef=read.vector(f"{at}altup_correct_coef.weight", n, n),
-        correct_scale=read.vector(f"{at}altup_correct_scale.weight", n_embd),
+        router=read.linear("altup_router", n, n_embd),
+        router_norm=read.norm(spec.router_norm, n_embd),
+        predict_coef=read.vector("altup_predict_coef.weight", n * n, n),
+        correct_coef=read.vector("altup_correct_coef.weight", n, n),
+        correct_scale=read.vector("altup_correct_scale.weight", n_embd),
     )
 
 
