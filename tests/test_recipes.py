@@ -91,16 +91,21 @@ REGISTRY = "localkv/quant_formats/__init__.py"
 
 
 def add_type(tree: Tree, old: str, new: str, ggml_type: int | None = None) -> None:
-    """A number format with the bytes of another one."""
+    """A number format with the bytes of another one: a folder, or a part of the other's folder."""
     (line,) = re.findall(rf'^    _format\("{old}".*\n', (tree.root / REGISTRY).read_text(), re.M)
     entry = line.replace(old, new)
     if ggml_type is not None:
         entry = re.sub(r"\d+", str(ggml_type), entry.replace(new, "NAME"), count=1)
     tree.add(REGISTRY, entry.replace("NAME", new), before=line)
-    folder = tree.root / "localkv" / "quant_formats"
-    (folder / new).mkdir()
-    for path in (folder / old).glob("*.py"):
-        (folder / new / path.name).write_text(path.read_text().replace(old, new))
+    formats = tree.root / "localkv" / "quant_formats"
+    if shared := re.search(r'folder="(\w+)"', line):
+        for path in (formats / shared[1]).glob("*.py"):
+            (own,) = re.findall(rf"^{old} = .*?^(?=\w)", path.read_text() + "end", re.M | re.S)
+            path.write_text(path.read_text() + "\n\n" + re.sub(rf"\b{old}\b", new, own))
+    else:
+        (formats / new).mkdir()
+        for path in (formats / old).glob("*.py"):
+            (formats / new / path.name).write_text(path.read_text().replace(old, new))
 
 
 def files_of_type(recipe: str, name: str) -> set[str]:
@@ -127,7 +132,7 @@ def test_a_weight_type(tree: Tree, tmp_path: Path) -> None:
             tensor.field.parts[4][0] = UNUSED_TYPE
     assert tree.text_of(new) == tree.text_of(old)
     assert "mxfp4b" in tree.run("-m", "localkv", "show", str(new))
-    assert tree.changed() == files_of_type("a weight type", "mxfp4b")
+    assert tree.changed() == files_of_type("a weight type", "fp4")
     assert len(tree.changed()) == 4
 
 
@@ -144,7 +149,7 @@ def tidal(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False)
     layer = plain.layer(facts, attention, plain.mlp(facts, "gelu"))
     scale = facts.number("logit_scale", 1.0)
-    return plain.model(facts, [layer] * facts.n_layers, logit_scale=scale)
+    return plain.model(facts, layer, logit_scale=scale)
 '''
 
 
@@ -152,7 +157,7 @@ def tidal(facts: Facts) -> ModelSpec:
 def test_an_architecture(tree: Tree, tmp_path: Path) -> None:
     tree.add("localkv/arch/tidal.py", TIDAL)
     tree.add(
-        "localkv/arch/__init__.py", '    "tidal": {"tidal": "tidal"},\n', before='    "uneven": {'
+        "localkv/arch/__init__.py", '    "tidal": {"tidal": "tidal"},\n', before='    "deepseek": {'
     )
     tree.add(
         "tests/support/traits.py",
