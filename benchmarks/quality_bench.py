@@ -191,7 +191,7 @@ class Bench:
         return measure(
             self.smooth_model,
             self.known,
-            Plan(scope.profile_types, scope.budgets, scope.row_tokens, leaves_out=True),
+            Plan(scope.profile_types, scope.budgets, scope.row_tokens),
             digest="",
             text="corpus",
             smoothing=self.smoothing,

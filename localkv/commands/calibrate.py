@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv import __version__
 from localkv.cache.layout import DEFAULT_TAIL
 from localkv.commands.cache_pairs import require_cache_type
 from localkv.commands.loading_options import loading_options, unoffered_values
@@ -28,6 +29,7 @@ from localkv.errors import UsageError, counted, printable
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
+    from localkv.arch.spec import ModelSpec
     from localkv.cache.profile import KVProfile
     from localkv.llm import LLM
     from localkv.loader.smoothing import Smoothing
@@ -50,7 +52,8 @@ def _run(
     *,
     file: str | None,
     output: str | None,
-    tokens: int,
+    tokens: int | None,
+    minutes: float | None,
     types: str | None,
     bits: str | None,
     smooth: float,
@@ -60,6 +63,8 @@ def _run(
     **values: Any,
 ) -> None:
     unnamed = named_or_shipped(values)
+    if tokens is not None and minutes is not None:
+        raise UsageError("--tokens and --time both say how much is measured", hint="give one")
     if output is not None:
         check_writable(Path(output))
     if plot_file is not None:
@@ -77,24 +82,34 @@ def _run(
     from localkv.config import preset_pairs
     from localkv.loader.chosen_cache import in_data_folder
     from localkv.loader.model_fingerprint import model_hash
-    from localkv.quality.kv_profile import BUDGETS, Plan, measure, sensible_types
+    from localkv.quality.kv_profile import BUDGETS, Plan, Results, measure, sensible_types
     from localkv.quality.scores import calibration_text
 
-    chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
+    types_measured = tuple(names or sensible_types())
+    if minutes is not None:
+        n_runs = _n_runs(llm.config, len(types_measured), len(budgets or BUDGETS), len(tails))
+        tokens = _tokens_in(llm, minutes, n_runs)
+    whole = text if text is not None else calibration_text()
+    chunks = _chunks(llm, whole, tokens or DEFAULT_TOKENS)
     check_tails(tails, max(map(len, chunks)))
     plan = Plan(
-        tuple(names or sensible_types()),
+        types_measured,
         tuple(budgets or BUDGETS),
         n_ctx=max(map(len, chunks)),
         kv_rotation=values["kv_rotation"],
-        leaves_out=not names,
         pairs=preset_pairs(),
         tails=tails,
     )
     check_budgets(budgets, plan.budgets, plan.least_bits(llm.config))
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     seconds, bandwidth = _speed(llm)
+    kept = path.with_name(f"{path.name}.part") if path.is_file() or not path.exists() else None
+    results = Results(kept, repr((digest, chunks, plan, smooth, llm.backend.name, __version__)))
+    if results.n_found:
+        note(f"goes on after {counted(results.n_found, 'result')} that an earlier start kept")
     with CalibrateProgress() as progress:
         model, smoothing = _smoothed(llm, chunks, plan, smooth)
         profile = measure(
@@ -107,10 +122,10 @@ def _run(
             bandwidth=bandwidth,
             smoothing=smoothing,
             on_step=progress.step,
+            results=results,
         )
-    if output is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_profile(path, profile)
+    results.finish()
     with TextOutput(None) as out:
         if as_json:
             facts = {"path": str(path), "seconds": progress.seconds, **report(profile)}
@@ -179,6 +194,40 @@ def _speed(llm: LLM) -> tuple[float, float]:
 
 
 _SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
+
+
+def _n_runs(config: ModelSpec, n_types: int, n_budgets: int, n_tails: int) -> float:
+    """About how many runs of the whole model `measure` makes of a chunk: of a layer and the layers
+    after it there are two, and the errors of all types take as long as some."""
+    n_layers = sum(len(group.layers) for group in config.groups)
+    return n_tails * (n_layers + n_types + n_budgets + _RUNS_OF_ERRORS)
+
+
+def _tokens_in(llm: LLM, minutes: float, n_runs: float) -> int:
+    """How many tokens can be measured in this time.
+
+    Raises:
+        UsageError: too few.
+    """
+    engine, best = llm.engine, float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        engine.logits([0] * _TIMED_TOKENS)
+        best = min(best, time.perf_counter() - started)
+    engine.reset()
+    each = best / _TIMED_TOKENS * n_runs  # seconds
+    tokens = int(60 * minutes / each) // LEAST_CHUNK * LEAST_CHUNK
+    if tokens < LEAST_TIMED:
+        needed = LEAST_TIMED * each / 60
+        raise UsageError(
+            f"--time {minutes:g}: in that time too few tokens can be measured",
+            hint=f"use at least {needed:.2g} minutes, or fewer --types",
+        )
+    note(f"--time {minutes:g} is about {tokens} tokens")
+    return tokens
+
+
+_TIMED_TOKENS, LEAST_TIMED, _RUNS_OF_ERRORS = 128, 256, 8
 
 
 def _saved(path: Path, output: str | None, progress: CalibrateProgress) -> str:
@@ -272,8 +321,8 @@ def check_tails(tails: Sequence[int], n_tokens: int) -> None:
         )
 
 
-BEFORE_ESTIMATE = 40
-"""Steps before time is estimated: with the first ones kernels of all types are compiled."""
+BEFORE_ESTIMATE = 3
+"""Steps before time is estimated; kernels of all types are compiled in the first."""
 LATEST = 20
 """Steps that tell how long one takes."""
 LONG = 120
@@ -291,7 +340,8 @@ class CalibrateProgress(ProgressLine):
         super().__init__()
         self._clock = clock
         self._started = clock()
-        self._latest = deque[float]([self._started], LATEST + 1)
+        self._latest = deque[float]([], LATEST + 1)
+        self._shown = 0
         self._told = False
 
     @property
@@ -301,10 +351,10 @@ class CalibrateProgress(ProgressLine):
     def step(self, done: int, of: int, what: str) -> None:
         """Say what is next, when `done` of all steps are done."""
         times = self._latest
-        if done:
-            times.append(self._clock())
+        times.append(self._clock())
+        self._shown += 1
         estimate = ""
-        if done >= BEFORE_ESTIMATE:
+        if self._shown > BEFORE_ESTIMATE:
             each = median(b - a for a, b in pairwise(times))
             left = each * (of - done)
             estimate = f", about {left:.0f} s left"
@@ -317,7 +367,7 @@ class CalibrateProgress(ProgressLine):
             self.clear()
             say(
                 f"{steps} more measurements take about {left / 60:.0f} minutes; fewer tokens "
-                "(--tokens) or types (--types) take less"
+                "(--tokens, --time) or types (--types) take less"
             )
         self._told = True
 
@@ -395,7 +445,8 @@ calibrate = Command(
         ("Draw what was measured", "localkv calibrate -m model.gguf --plot layers.png"),
         ("Use it", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
-    essentials="-m -hf -f -o --tokens --types --bits --smooth --kv-tail -t -dev --plot --json",
+    essentials="-m -hf -f -o --tokens --time --types --bits --smooth --kv-tail -t -dev --plot "
+    "--json",
     params=[
         TEXTS.option(
             "-f --file",
@@ -405,14 +456,20 @@ calibrate = Command(
         TEXTS.option(
             "--tokens",
             type=Whole(LEAST_CHUNK),
-            default=DEFAULT_TOKENS,
-            help=f"Tokens of the text to measure with, in chunks of {CHUNK}.",
+            help=f"Tokens of the text to measure with, in chunks of {CHUNK}. "
+            f"[default: {DEFAULT_TOKENS}]",
+        ),
+        TEXTS.option(
+            "minutes --time",
+            type=click.FloatRange(0, min_open=True),
+            metavar="MINUTES",
+            help="Measure with as many tokens as take about this long.",
         ),
         MEASURE.option(
             "--types",
             metavar="TYPES",
             help="Cache types to measure, with commas between them. [default: integers and "
-            "codebooks, by layer only those that no smaller one beats in all layers]",
+            "codebooks]",
         ),
         MEASURE.option(
             "--bits",
@@ -454,7 +511,9 @@ calibrate = Command(
     ],
     callback=_run,
     help="Measure which layers of a model need which types of K and V.\n\n"
-    "Each layer's K and V get each type alone, and predictions are compared with an f16 "
-    "cache's. From that come the types by layer that cost least within budgets of bits, which are "
-    "then measured together. The profile is a small file of JSON.",
+    "One run finds how far each type of K and of V moves each layer, two runs for each layer "
+    "find what that costs in predictions. From that come the types by layer that cost least within "
+    "budgets of bits, which are then measured together. The profile is a small file of JSON. What "
+    "was measured is kept beside it until it is whole, so that the same command goes on after a "
+    "break.",
 )

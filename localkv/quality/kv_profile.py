@@ -1,19 +1,28 @@
 """Measuring a KV profile: what packing K or V of a layer costs, and the best types for budgets.
 
-A cost is the divergence from an f16 cache with K or V of one layer packed alone. All tokens of a
-chunk are one batch, which reads the rows that the cache has stored. Layers below a changed one give
-the same output as with the f16 cache, so they are not run again where a layer depends on nothing
-but its input and its own rows. The types of all layers are those with the least sum of costs within
-a budget of bits.
+A cost is the divergence from an f16 cache that K or V of one layer adds when it is packed. It is
+the product of two numbers. The first is how far packing moves what the layer adds to the residual
+stream: one pass measures it for all types (`layer_errors`). The second is what such a move costs:
+for each layer, two runs of the model are compared with an f16 cache. One has K and V of the layer
+in types that move it clearly. The other has them in f32, which changes nothing that counts:
+8-bit activations answer any change with noise of their own, which would hide what good types cost.
+
+The types of all layers are those with the least sum of costs within a budget of bits; they are then
+measured together. All tokens of a chunk are one batch, which reads the rows that the cache has
+stored. Layers below a changed one give the same output as with the f16 cache, so they are not run
+again where a layer depends on nothing but its input and its own rows.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +34,7 @@ from localkv.cache.layout import (
     DEFAULT_SINK,
     DEFAULT_TAIL,
     group_layouts,
+    in_words,
     kv_values_per_token,
     mean_bits_of,
     with_types,
@@ -39,25 +49,32 @@ from localkv.cache.profile import (
 )
 from localkv.config import CacheConfig, KVCodebook
 from localkv.engine.engine import Engine
-from localkv.engine.logprobs import score
-from localkv.errors import UsageError
+from localkv.engine.logprobs import NOT_FINITE
+from localkv.errors import LocalKVError, UsageError
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.model import Transformer
+from localkv.quality.layer_errors import BASE, Key, Variant, layer_errors
 from localkv.quality.ranges import Ranges, channel_ranges, stored_rows
-from localkv.quality.scores import BLOCK_VALUES, first_scored
+from localkv.quality.scores import first_scored
 from localkv.quant_formats import KV_FORMATS
 from localkv.quant_formats.nuq import scaled_inliers
 from localkv.quant_formats.shared.codebooks import LARGEST, STEPS, Codebook, check_codebook
+from localkv.system.files import write_whole
+from localkv.system.processor import usable_cores
 
-BASE = "f16"
-"""The type that others are compared with."""
 BUDGETS = (3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
 """Bits per value for which types are found."""
 
-Key = tuple[int, int, str]
-"""A layer, a side and the type that it has alone."""
-Sides = tuple[list[str], list[str]]
-"""Types of K and of V."""
+ANCHORS = ("q4_0", "q3_0", "q2_0")
+"""Types that move a layer clearly; measured for that, whatever a plan's types are."""
+CLEAR = 0.05
+"""The largest error of an anchor. Beyond it, divergence no longer grows with the error."""
+_CACHED_VALUES = 1 << 17
+"""Logits that a core works on at a time: they stay in its cache."""
+NOISE_TYPE = "f32"
+"""A type whose rows are nearly those of f16, so that nothing but noise is measured."""
+LEAST_SHARE = 0.05
+"""What anchors cost at least, as a share of the noise; less can't be told from it."""
 
 
 def sensible_types() -> list[str]:
@@ -79,8 +96,6 @@ class Plan:
         budgets: bits per value of packed rows.
         n_ctx: tokens of a chunk.
         kv_rotation: as in `CacheConfig`.
-        leaves_out: types that others beat for all layers are not measured by layer
-            (`type_choice`).
         pairs: types of K and V that are measured for all layers at once, to compare with. Each
             pair has the tail and the sink that it has by itself.
         tails: tokens of the tail of all layers that are packed, whatever their types
@@ -93,7 +108,6 @@ class Plan:
     budgets: tuple[float, ...] = BUDGETS
     n_ctx: int = 1024
     kv_rotation: str = "auto"
-    leaves_out: bool = False
     pairs: tuple[tuple[str, str], ...] = ()
     tails: tuple[int, ...] = (0, DEFAULT_TAIL)
 
@@ -147,16 +161,22 @@ class Plan:
             )
         }
 
-    def keys(self, model: Transformer, types: Sides) -> list[Key]:
-        """Each layer and side, and of the types of that side those that its rows can be of."""
-        return [
-            (layer, side, name)
-            for group in model.config.groups
-            for layer in group.layers
-            for side, dim in enumerate((group.key_dim, group.value_dim))
-            for name in types[side]
-            if dim % KV_FORMATS[name].block_size == 0
-        ]
+    def variants(
+        self, config: ModelSpec, tail: int
+    ) -> tuple[dict[int, list[Variant]], dict[int, list[Variant]]]:
+        """By layer, the sides and types that its rows can be of: the plan's, and anchors."""
+        named, anchors = dict[int, list[Variant]](), dict[int, list[Variant]]()
+        for group in config.groups:
+            sides = list(enumerate((group.key_dim, group.value_dim)))
+            for found, names in ((named, self.with_tail(tail)), (anchors, ANCHORS)):
+                fitting = [
+                    (side, name)
+                    for side, dim in sides
+                    for name in names
+                    if dim % KV_FORMATS[name].block_size == 0
+                ]
+                found.update(dict.fromkeys(group.layers, fitting))
+        return named, anchors
 
 
 class ChunkCosts:
@@ -166,31 +186,49 @@ class ChunkCosts:
         model: on a backend.
         ids: the chunk; its second half is scored.
         cache: all but its types.
+        name: for people.
     """
 
-    def __init__(self, model: Transformer, ids: Sequence[int], cache: CacheConfig) -> None:
-        self.model, self.ids = model, list(ids[:-1])
+    def __init__(
+        self, model: Transformer, ids: Sequence[int], cache: CacheConfig, name: str = ""
+    ) -> None:
+        self.model, self.ids, self.name = model, list(ids[:-1]), name
         self.targets = np.array(ids[first_scored(len(ids)) + 1 :])
         self.cache = replace(cache, n_ctx=max(len(ids), cache.n_ctx))
         self._inputs = dict[int, NDArray[Any]]()
-        base = base_types(model)
-        self._logits = self._run(base, 0, keep=True)
+        self._logits = self._run(base_types(model), 0, lambda logits: logits.copy(), keep=True)
 
     def divergence(self, types: LayerTypes, cache: CacheConfig | None = None) -> float:
         """The sum over scored tokens, in nats.
 
         Args:
             cache: another one than the chunk's, but for its types.
+
+        Raises:
+            LocalKVError: a logit is infinite or not a number.
         """
         changed = (
             i for i, (a, b) in enumerate(zip(types, base_types(self.model), strict=True)) if a != b
         )
         first = next(changed, self.model.config.n_layers - 1)
-        logits = self._run(types, first if self._inputs else 0, cache=cache)
-        total, n = 0.0, max(1, BLOCK_VALUES // logits.shape[1])
-        for at in range(0, len(logits), n):
-            rows = slice(at, at + n)
-            total += float(score(logits[rows], self.targets[rows], self._logits[rows]).kld.sum())
+        return self._run(types, first if self._inputs else 0, self._from_base, cache=cache)
+
+    def _from_base(self, logits: Floats) -> float:
+        """The divergence of predictions, in float32 with sums in float64: the sum over tokens of
+        sum(p (x - y)) - ln sum(e^x) + ln sum(e^y), with the base's logits x and probabilities p."""
+        n = max(1, _CACHED_VALUES // logits.shape[1])
+
+        def divergence(at: int) -> float:
+            base, other = self._logits[at : at + n], logits[at : at + n]
+            of_base, of_other = _log_sums(base), _log_sums(other)
+            p = np.exp(base - of_base[:, None].astype(np.float32))
+            apart = np.einsum("ij,ij->i", p, base - other, dtype=np.float64)
+            return float((apart - of_base + of_other).clip(0).sum())
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            total = sum(pool.map(divergence, range(0, len(logits), n)))
+        if not math.isfinite(total):
+            raise LocalKVError(NOT_FINITE)
         return total
 
     def forget_inputs(self) -> None:
@@ -201,22 +239,31 @@ class ChunkCosts:
         self,
         types: LayerTypes,
         first: int,
+        use: Callable[[Floats], T],
         *,
         keep: bool = False,
         cache: CacheConfig | None = None,
-    ) -> NDArray[np.float32]:
-        """Logits that predict the scored tokens: float32 [scored tokens, n_vocab]."""
+    ) -> T:
+        """What `use` makes of the logits that predict the scored tokens: float32 [scored tokens,
+        n_vocab], which the next run overwrites."""
         typed = with_types(replace(cache or self.cache, n_ctx=self.cache.n_ctx), types)
         engine = Engine(self.model, typed, n_batch=len(self.ids))
         part = cast(Transformer, _Part(self.model, first, self._inputs, len(self.targets), keep))
         arrays = self.model.backend.arrays
 
-        def work() -> NDArray[np.float32]:
+        def work() -> T:
             logits = engine.slot.forward(part, self.ids, "all", generated=False)
-            copied: NDArray[np.float32] = np.array(arrays.to_numpy(logits), np.float32)
-            return copied
+            return use(arrays.to_numpy(logits))
 
         return engine.slot.turn(work)
+
+
+def _log_sums(x: Floats) -> NDArray[np.float64]:
+    """The logarithm of each row's sum of e^x."""
+    largest = x.max(1, keepdims=True)
+    sums = np.exp(x - largest).sum(1, dtype=np.float64)
+    logs: NDArray[np.float64] = np.log(sums) + largest[:, 0]
+    return logs
 
 
 def base_types(model: Transformer) -> LayerTypes:
@@ -384,6 +431,8 @@ def within(picks: Sequence[Picked], budget: float) -> Picked | None:
     return min(fitting, key=lambda pick: (pick.cost, pick.size), default=None)
 
 
+Floats = NDArray[np.float32]
+T = TypeVar("T")
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""
 
@@ -399,6 +448,7 @@ def measure(
     bandwidth: float = 0.0,
     smoothing: Smoothing = NO_SMOOTHING,
     on_step: OnStep = lambda done, of, what: None,
+    results: Results | None = None,
 ) -> KVProfile:
     """The profile of a model.
 
@@ -406,6 +456,7 @@ def measure(
         chunks: token ids, each a sequence of its own.
         digest, text, token_seconds, bandwidth: as in `KVProfile`.
         smoothing: that the model was loaded with.
+        results: of the same measurement, if one was broken off; gets all that are still measured.
 
     Raises:
         UsageError: the model has no K and V.
@@ -417,37 +468,33 @@ def measure(
     as_named = plan.cache(codebooks)
     runs = [_Run(model, plan, plan.cache(codebooks, tail), tail) for tail in plan.tails]
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
-    chunk = ChunkCosts(model, chunks[0], as_named)
     of_all_layers = plan.of_all_layers(model)
-    steps = _Steps(on_step)
-    steps.expect(sum(2 * len(run.types_of[0]) for run in runs) * plan.leaves_out)
-    steps.expect(_n_steps(runs, chunks, of_all_layers))
-    if plan.leaves_out:
-        for run in runs:
-            run.leave_out(chunk, steps)
-    steps.restart(_n_steps(runs, chunks, of_all_layers))
+    steps = _Steps(on_step, Results() if results is None else results)
+    steps.expect(len(chunks) * (sum(run.n_steps for run in runs) + len(of_all_layers)))
     n_scored = 0
     named = dict.fromkeys(of_all_layers, 0.0)
     held = list[ChunkCosts]()
     for number, ids in enumerate(chunks):
-        if number:
-            chunk = ChunkCosts(model, ids, as_named)
+        chunk = ChunkCosts(model, ids, as_named, f"chunk {number}")
         n_scored += len(chunk.targets)
         held.append(chunk)
         for run in runs:
             run.add(chunk, steps)
         for name, types in of_all_layers.items():
-            steps.next(f"{name} for all layers")
-            named[name] += chunk.divergence(types)
+            what = f"{name} for all layers"
+            key = f"{what}, {chunk.name}"
+            named[name] += steps.result(what, key, partial(chunk.divergence, types))
         chunk.forget_inputs()
     lists, uniform, costs = list[TypeList](), list[TypeList](), dict[Key, float]()
     for run in sorted(runs, key=lambda run: -run.tail):
         own = {key: total / n_scored for key, total in run.alone.items()}
+        noise = run.noise / n_scored
         costs |= own
         for types, cost in best_types(model, plan, own):
-            lists.append(run.type_list(types, cost, run.total(held, types, steps) / n_scored))
+            expected = cost + noise if cost else 0.0
+            lists.append(run.type_list(types, expected, run.total(held, types, steps) / n_scored))
         for types, total in run.uniform.items():
-            uniform.append(run.type_list(types, predicted(own, types), total / n_scored))
+            uniform.append(run.type_list(types, noise + predicted(own, types), total / n_scored))
     steps.end()
     return KVProfile(
         model=digest,
@@ -490,30 +537,75 @@ def learn_codebooks(
     )
 
 
-class _Steps:
-    """Counts runs of the model."""
+class Results(dict[str, float]):
+    """What was measured, by what it is of.
 
-    def __init__(self, on_step: OnStep) -> None:
-        self.done, self.total, self.on_step = 0, 0, on_step
+    With a file, each result is kept there at once, and what a measurement kept that was broken off
+    is there from the start.
+
+    Args:
+        path: a file of lines of JSON; None keeps nothing.
+        heading: what is measured; a file with another heading begins again.
+    """
+
+    def __init__(self, path: Path | None = None, heading: str = "") -> None:
+        super().__init__()
+        self.path, self._file = path, None
+        if path is None:
+            return
+        lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+        if lines and lines[0] == json.dumps(heading):
+            for line in lines[1:]:
+                try:
+                    name, value = json.loads(line)
+                    super().__setitem__(str(name), float(value))
+                except (ValueError, TypeError):
+                    break  # where it was broken off
+        self.n_found = len(self)
+        kept = "".join(f"{json.dumps(line)}\n" for line in (heading, *self.items()))
+        write_whole(path, kept.encode())
+
+    n_found = 0
+    """How many results were in the file."""
+
+    def __setitem__(self, name: str, value: float) -> None:
+        super().__setitem__(name, value)
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps([name, value])}\n")
+
+    def finish(self) -> None:
+        """Remove the file."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+class _Steps:
+    """Counts runs of the model, and leaves those out whose results are there."""
+
+    def __init__(self, on_step: OnStep, results: Results) -> None:
+        self.done, self.total, self.on_step, self.results = 0, 0, on_step, results
 
     def expect(self, more: int) -> None:
         self.total += more
 
-    def restart(self, left: int) -> None:
-        """Expect only `left` more runs."""
-        self.total = self.done + left
+    def result(self, what: str, name: str, run: Callable[[], float]) -> float:
+        """One number of a run, by its name; `what` is for people."""
+        return self.results_of(what, [name], lambda: [run()])[0]
 
-    def next(self, what: str) -> None:
-        self.on_step(self.done, self.total, what)
+    def results_of(
+        self, what: str, names: Sequence[str], run: Callable[[], Iterable[float]]
+    ) -> list[float]:
+        """Several numbers of a run."""
         self.done += 1
+        if not all(name in self.results for name in names):
+            self.on_step(self.done - 1, self.total, what)
+            for name, value in zip(names, run(), strict=True):
+                self.results[name] = value
+        return [self.results[name] for name in names]
 
     def end(self) -> None:
         self.on_step(self.total, self.total, "")
-
-
-def _n_steps(runs: Sequence[_Run], chunks: Sequence[object], named: Collection[str]) -> int:
-    """Runs of the model for all chunks."""
-    return len(chunks) * (sum(run.n_steps for run in runs) + len(named))
 
 
 class _Run:
@@ -522,58 +614,80 @@ class _Run:
     Attributes:
         cache: with that tail, but for its types.
         tail: its tokens.
-        types_of: the types that are measured by layer, for K and for V.
         alone: the divergence of each layer, side and type alone, summed over scored tokens.
+        noise: the divergence that any change to the first layer's rows makes, summed likewise.
         uniform: the divergence of one type for K and V of all layers, where all can have it, summed
-            over scored tokens.
+            likewise.
     """
 
     def __init__(self, model: Transformer, plan: Plan, cache: CacheConfig, tail: int) -> None:
         self.model, self.plan, self.cache, self.tail = model, plan, cache, tail
-        types = list(plan.with_tail(tail))
-        self._measure(types, types)
-
-    def _measure(self, of_k: list[str], of_v: list[str]) -> None:
-        self.types_of = of_k, of_v
-        self.alone = dict.fromkeys(self.plan.keys(self.model, self.types_of), 0.0)
-        self.uniform = dict.fromkeys(_uniform(self.model, self.types_of), 0.0)
+        self.named, self.anchors = plan.variants(model.config, tail)
+        self.alone = {(layer, *one): 0.0 for layer, some in self.named.items() for one in some}
+        self.noise = 0.0
+        self.uniform = dict.fromkeys(_uniform(model, plan.with_tail(tail)), 0.0)
 
     @property
     def n_steps(self) -> int:
         """Runs of the model for each chunk."""
-        return len(self.alone) + len(self.uniform) + len(self.plan.budgets)
-
-    def leave_out(self, chunk: ChunkCosts, steps: _Steps) -> None:
-        """Measure only types that no others beat for all layers (`type_choice`)."""
-        base, config = base_types(self.model), self.model.config
-
-        def cost(name: str, side: int) -> float:
-            steps.next(f"{'KV'[side]} {name} in all layers")
-            pair = (name, BASE) if side == 0 else (BASE, name)
-            return chunk.divergence(tuple(of and pair for of in base), self.cache)
-
-        names = self.types_of[0]
-        tried = [try_types(config, names, side, partial(cost, side=side)) for side in (0, 1)]
-        self._measure(*map(worth_measuring, tried))
+        return 1 + 2 * len(self.named) + len(self.uniform) + len(self.plan.budgets)
 
     def add(self, chunk: ChunkCosts, steps: _Steps) -> None:
         """Measure with a chunk."""
-        base = base_types(self.model)
-        for layer, side, name in self.alone:
-            steps.next(f"layer {layer}, {'KV'[side]} {name}")
-            types = changed(base, layer, side, name)
-            self.alone[layer, side, name] += chunk.divergence(types, self.cache)
+        both = {
+            layer: list(dict.fromkeys([*some, *self.anchors[layer]]))
+            for layer, some in self.named.items()
+        }
+        keys = [(layer, *one) for layer, some in both.items() for one in some]
+        found = steps.results_of(
+            "how far each type moves each layer",
+            [
+                f"error {'KV'[side]} {name} {layer}, {self._where(chunk)}"
+                for layer, side, name in keys
+            ],
+            lambda: layer_errors(self.model, chunk.ids, self.cache, both).values(),
+        )
+        errors = dict(zip(keys, found, strict=True))
+        noises = list[float]()
+        for layer, some in self.named.items():
+            scale, noise = self._scale(chunk, layer, errors, steps)
+            noises.append(noise)
+            for one in some:
+                self.alone[(layer, *one)] += scale * errors[(layer, *one)]
+        self.noise += max(noises)
         for types in self.uniform:
-            steps.next("all layers alike")
-            self.uniform[types] += chunk.divergence(types, self.cache)
+            what = f"{next(filter(None, types))[0]} for all layers"
+            self.uniform[types] += self._divergence(what, chunk, types, steps)
+
+    def _scale(
+        self, chunk: ChunkCosts, layer: int, errors: Mapping[Key, float], steps: _Steps
+    ) -> tuple[float, float]:
+        """What an error of 1 in a layer costs, and the noise of a change to it."""
+        pair, error = [BASE, BASE], 0.0
+        for side in (0, 1):
+            of_side = [one for one in self.anchors[layer] if one[0] == side]
+            of_side = of_side or [one for one in self.named[layer] if one[0] == side]
+            moves = sorted((errors[(layer, *one)], one[1]) for one in of_side)
+            if moves:
+                most, pair[side] = max([move for move in moves if move[0] <= CLEAR] or moves[:1])
+                error += most
+        anchored, noise = (
+            self._divergence(f"layer {layer}", chunk, _with_pair(self.model, layer, *types), steps)
+            for types in ((pair[0], pair[1]), (NOISE_TYPE, NOISE_TYPE))
+        )
+        return max(anchored - noise, LEAST_SHARE * noise) / (error or 1.0), noise
 
     def total(self, chunks: Sequence[ChunkCosts], types: LayerTypes, steps: _Steps) -> float:
         """The divergence of types by layer, summed over all chunks."""
-        total = 0.0
-        for chunk in chunks:
-            steps.next("the best types together")
-            total += chunk.divergence(types, self.cache)
-        return total
+        what = "the best types together"
+        return sum(self._divergence(what, chunk, types, steps) for chunk in chunks)
+
+    def _divergence(self, what: str, chunk: ChunkCosts, types: LayerTypes, steps: _Steps) -> float:
+        name = f"{in_words(types)}, {self._where(chunk)}"
+        return steps.result(what, name, lambda: chunk.divergence(types, self.cache))
+
+    def _where(self, chunk: ChunkCosts) -> str:
+        return f"{chunk.name}, a tail of {self.tail}" if self.tail else f"{chunk.name}, no tail"
 
     def type_list(self, types: LayerTypes, predicted: float, verified: float) -> TypeList:
         cache, config = with_types(self.cache, types), self.model.config
@@ -588,15 +702,18 @@ class _Run:
         )
 
 
-def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
+def _uniform(model: Transformer, names: Iterable[str]) -> list[LayerTypes]:
     """The types of all layers if K and V have one type, for each type that all of them can have."""
     dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
-    names = [
-        name
-        for name in types[0]
-        if name in types[1] and all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
+    fitting = [
+        name for name in names if all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
     ]
-    return [tuple(pair and (name, name) for pair in base_types(model)) for name in names]
+    return [tuple(pair and (name, name) for pair in base_types(model)) for name in fitting]
+
+
+def _with_pair(model: Transformer, layer: int, of_k: str, of_v: str) -> LayerTypes:
+    """An f16 cache, but for one layer."""
+    return changed(changed(base_types(model), layer, 0, of_k), layer, 1, of_v)
 
 
 def layer_facts(
@@ -619,52 +736,6 @@ def layer_facts(
         sides.append(SideFacts(n_heads, n_channels, packed, kld, exponents, tuple(of_side)))
     return LayerFacts(*sides)
 
-
-MARGIN = 1.25
-"""How much more a type may cost than one of at most its size."""
-
-
-class Tried(NamedTuple):
-    """What a type costs: bytes per token, and divergence."""
-
-    size: int
-    cost: float
-
-
-def worth_measuring(tried: Mapping[str, Tried]) -> list[str]:
-    """The types that no other beats, in their order."""
-    return [
-        name
-        for name, one in tried.items()
-        if all(
-            one.cost <= MARGIN * other.cost
-            for other in tried.values()
-            if other is not one and other.size <= one.size
-        )
-    ]
-
-
-def try_types(
-    config: ModelSpec, names: Iterable[str], side: int, cost: Callable[[str], float]
-) -> dict[str, Tried]:
-    """The types with which all heads' rows are whole blocks, and what they cost.
-
-    Args:
-        side: 0 for K, 1 for V.
-        cost: divergence with a type for that side of all layers.
-    """
-    tried = {}
-    for name in names:
-        rows = [
-            (len(g.layers) * g.n_kv_heads, (g.key_dim, g.value_dim)[side]) for g in config.groups
-        ]
-        if all(dim % KV_FORMATS[name].block_size == 0 for _, dim in rows):
-            size = sum(n * KV_FORMATS[name].row_bytes(dim) for n, dim in rows)
-            tried[name] = Tried(size, cost(name))
-    return tried
-
-
-Floats = NDArray[np.float32]
 
 ROUNDS = 50
 """Rounds of k-means for the same scales."""

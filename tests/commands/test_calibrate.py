@@ -108,6 +108,21 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
         LLM(other, kv_profile=beside.with_suffix(".kv.json"), device="cpu", progress=False)
 
 
+def test_time_says_how_many_tokens(program, measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    asked = ("--types", "q8_0,q4_0", "--bits", "5", "--kv-tail", "0", "-o", path)
+    done = program("calibrate", "-m", measured, *asked, "--time", "0.02")
+    assert done.code == 0, done.err
+    said = re.search(r"--time 0\.02 is about (\d+) tokens", done.err)
+    assert said
+    assert read_profile(path).n_tokens <= int(said[1])
+    assert not path.with_name("p.json.part").exists()
+    short = program("calibrate", "-m", measured, *asked, "--time", "0.0000001")
+    assert (short.code, short.err_lines[-1][:5]) == (2, "hint:")
+    twice = program("calibrate", "-m", measured, *asked, "--time", "1", "--tokens", "64")
+    assert twice.code == 2
+
+
 def test_types_are_found_with_a_tail_and_without(program, measured: Path, tmp_path: Path) -> None:
     """Those by channel only with one; a cache says which it got."""
     path = tmp_path / "p.json"
@@ -312,12 +327,12 @@ def test_kernels_that_are_compiled_first_do_not_count(capsys: pytest.CaptureFixt
     progress = CalibrateProgress(clock=lambda: now)
     for done in range(300):
         progress.step(done, 300, "layer 0, K q4_0")
-        now += 60 if done < 20 else 1.5
+        now += 60 if done < 1 else 1.5
     assert capsys.readouterr().err == (
-        "260 more measurements take about 6 minutes; fewer tokens (--tokens) or types (--types) "
-        "take less\n"
+        "297 more measurements take about 7 minutes; fewer tokens (--tokens, --time) or types "
+        "(--types) take less\n"
     )
-    assert progress.seconds == 20 * 60 + 280 * 1.5
+    assert progress.seconds == 60 + 299 * 1.5
     quick = CalibrateProgress(clock=lambda: now)
     for done in range(300):
         quick.step(done, 300, "")
