@@ -413,6 +413,7 @@ def stats_lines(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"start:        {waited.start:.2f} s",
         f"load:         {waited.load:.2f} s",
         f"first token:  {waited.first_token:.2f} s",
+        f"vocabulary:   {llm.tokenizer.read_seconds:.2f} s",
         f"prompt eval:  {evaluated} in {timings.prompt_seconds:.2f} s, "
         f"{timings.prompt_per_second:.2f} tokens/s",
         f"eval:         {generated} in {timings.decode_seconds:.2f} s, "

@@ -77,11 +77,7 @@ class TokenizedModel:
         """The control tokens around reasoning and calls of tools: part of an answer's text."""
         tokenizer = self.tokenizer
         tags = [tag for pair in (*REASONING_TAGS, CALL_MARKERS) for tag in pair]
-        found = [
-            (token, tag)
-            for tag in tags
-            for token in tokenizer.encode(tag, add_special=False, parse_special=True)
-        ]
+        found = [(token, tag) for tag in tags for token in tokenizer.special_tokens(tag)]
         return frozenset(
             token
             for token, tag in found

@@ -190,8 +190,8 @@ def chat_template_from_metadata(metadata: Metadata, name: str | None = None) -> 
             f"the model has no chat template {name!r}",
             hint=f"it has: {', '.join(names)}" if names else "it has no named ones",
         )
-    tokens = metadata.strings("tokenizer.ggml.tokens", [])
-    bos, eos = ("" if token is None else tokens[token] for token in bos_and_eos(metadata))
+    tokens = metadata.string_array("tokenizer.ggml.tokens")
+    bos, eos = ("" if token is None else tokens.text(token) for token in bos_and_eos(metadata))
     return ChatTemplate(source, bos_token=bos, eos_token=eos)
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
@@ -193,10 +195,10 @@ class HeaderReader:
 
     def _array(self, what: str) -> LazyArray:
         start = self.position
-        self._skip_array(what, depth=1)
-        return LazyArray(self.data, start)
+        return LazyArray(self.data, start, self._skip_array(what, depth=1))
 
-    def _skip_array(self, what: str, depth: int) -> None:
+    def _skip_array(self, what: str, depth: int) -> npt.NDArray[np.int32] | None:
+        """Step over an array; returns the places of strings (`_skip_strings`)."""
         item_type = self._u32(what)
         count = self._u64(what)
         if item_type not in _MIN_ITEM_BYTES:
@@ -204,8 +206,8 @@ class HeaderReader:
         if count * _MIN_ITEM_BYTES[item_type] > self._end - self.position:
             raise self._truncated(f"{what}, an array of {count} items")
         if item_type == _STRING:
-            self._skip_strings(count, what)
-        elif item_type == _ARRAY:
+            return self._skip_strings(count, what)
+        if item_type == _ARRAY:
             self._nested_arrays += count
             if depth == _MAX_ARRAY_DEPTH or self._nested_arrays > _MAX_NESTED_ARRAYS:
                 raise self.error(f"{what} is an array of too many arrays")
@@ -218,19 +220,44 @@ class HeaderReader:
                 largest = np.frombuffer(self.data, dtype, count=count, offset=start).max()
                 if largest > 1:
                     raise self.error(f"{what} is an array with a boolean of value {largest}")
+        return None
 
-    def _skip_strings(self, count: int, what: str) -> None:
-        # The hot loop of opening a file: one read per string, and one check for all of them, since
-        # a read that starts past the end raises.
-        data, position, read_u64 = self.data, self.position, _read_u64
+    def _skip_strings(self, count: int, what: str) -> npt.NDArray[np.int32]:
+        """Step over strings; returns where the length of each is, and where the last one ends.
+
+        The hot loop of opening a file, so it takes many strings at once: seven zeros after another
+        byte are most likely the length of a string, and surely so where a known string ends. Where
+        that finds no length, the next strings are read one by one.
+        """
+        data, position, done = self.data, self.position, 0
+        places = np.empty(count + 1, np.int32)
+        one_by_one, n_bytes = _FEW_STRINGS, _FEW_BYTES
         try:
-            for _ in range(count):
-                position += read_u64(data, position)[0] + 8
+            while done < count:
+                first, done = done, min(done + one_by_one, count)
+                for i in range(first, done):
+                    places[i] = position
+                    position += int(_read_u64(data, position)[0]) + 8
+                if done == count or self._end - position < _FEW_BYTES:
+                    continue
+                near = np.frombuffer(data, np.uint8, min(self._end - position, n_bytes), position)
+                starts, ends = _likely_strings(near)
+                n = 0
+                if len(starts) and starts[0] == 0:
+                    broken = np.flatnonzero(ends[:-1] != starts[1:])
+                    n = min(int(broken[0]) + 1 if len(broken) else len(starts), count - done)
+                    places[done : done + n] = position + starts[:n]
+                    done, position = done + n, position + int(ends[n - 1])
+                # More at once, or more one by one, as it turns out: an odd file takes no longer.
+                is_whole = n and 2 * ends[n - 1] > len(near)
+                n_bytes = min(2 * n_bytes, _MOST_BYTES) if is_whole else _FEW_BYTES
+                one_by_one = _FEW_STRINGS if n >= _FEW_STRINGS else min(2 * one_by_one, 1 << 16)
         except (struct.error, OverflowError):
             raise self._truncated(what) from None
         if position > self._end:
             raise self._truncated(what)
-        self.position = position
+        places[count] = self.position = position
+        return places
 
     def _string(self, n_bytes: int, what: str) -> str:
         start = self._advance(n_bytes, what)
@@ -263,15 +290,64 @@ class HeaderReader:
         return TruncatedError(self.error(f"truncated: the file ends within {what}").message)
 
 
-class LazyArray:
-    """An array whose lengths have been checked, to be decoded when it is asked for."""
+_FEW_STRINGS = 64
+_FEW_BYTES, _MOST_BYTES = 1 << 12, 1 << 20
 
-    def __init__(self, data: mmap.mmap | bytes, start: int) -> None:
+
+def _likely_strings(
+    data: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where a string of 1 to 255 bytes may start with its length, and where it ends then."""
+    is_zero = data == 0
+    two = is_zero[1:] & is_zero[:-1]
+    four = two[2:] & two[:-2]
+    starts = np.flatnonzero(four[1:-3] & four[4:] & ~is_zero[:-7])
+    return starts, starts + 8 + data[starts]
+
+
+class LazyArray:
+    """An array whose lengths have been checked, to be decoded when it is asked for.
+
+    Args:
+        data: the file.
+        start: where the array is in it.
+        places: of strings: where the length of each is, and where the last one ends.
+    """
+
+    def __init__(
+        self, data: mmap.mmap | bytes, start: int, places: npt.NDArray[np.int32] | None = None
+    ) -> None:
         self._data = data
         self._start = start
+        self._places = places
+        self._items: list[object] | None = None
+        self._strings: Strings | None = None
 
     def decode(self) -> list[object]:
-        return self._decode(self._start)[0]
+        """The items; the same list each time."""
+        if self._items is None:
+            strings = self.strings()
+            if strings is None:
+                self._items = self._decode(self._start)[0]
+            else:
+                self._items = cast("list[object]", strings.texts())
+        return self._items
+
+    def strings(self) -> Strings | None:
+        """The items, still undecoded; None if they are not strings."""
+        if self._strings is None and self._places is not None:
+            first, last = int(self._places[0]), int(self._places[-1])
+            places = self._places - first
+            self._strings = Strings(self._data[first:last], places[:-1] + 8, places[1:])
+        return self._strings
+
+    def numbers(self) -> npt.NDArray[np.generic] | None:
+        """The items, a view of the file; None if they are not numbers."""
+        item_type = _read_u32(self._data, self._start)[0]
+        if item_type not in _SCALARS or item_type == _BOOL:
+            return None
+        count = _read_u64(self._data, self._start + 4)[0]
+        return np.frombuffer(self._data, _SCALARS[item_type], count, self._start + 12)
 
     def _decode(self, position: int) -> tuple[list[object], int]:
         """The items of the array at `position`, and the position after it."""
@@ -296,3 +372,45 @@ class LazyArray:
             items = (values.astype(bool) if item_type == _BOOL else values).tolist()
             position += count * dtype.itemsize
         return items, position
+
+
+class Strings:
+    """Many strings of UTF-8 in one buffer, decoded one by one or all at once.
+
+    Bytes that are no UTF-8 become U+FFFD.
+
+    Attributes:
+        data: the buffer.
+        starts, ends: where each string is in it: int32 [n].
+    """
+
+    def __init__(
+        self, data: bytes, starts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32]
+    ) -> None:
+        self.data = data
+        self.starts = starts
+        self.ends = ends
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Strings:
+        """Strings from Python's; a lone surrogate is kept as bytes that are no UTF-8."""
+        every = [text.encode("utf-8", errors="surrogatepass") for text in texts]
+        ends = np.cumsum([0, *map(len, every)], dtype=np.int32)
+        return cls(b"".join(every), ends[:-1], ends[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def raw(self, index: int) -> bytes:
+        """The bytes of one string."""
+        return self.data[self.starts[index] : self.ends[index]]
+
+    def text(self, index: int) -> str:
+        """One string."""
+        return self.raw(index).decode("utf-8", errors="replace")
+
+    def texts(self) -> list[str]:
+        """All strings."""
+        data = self.data
+        pairs = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [data[start:end].decode("utf-8", "replace") for start, end in pairs]

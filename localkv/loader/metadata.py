@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from localkv.errors import ModelFileError, quoted
-from localkv.loader.gguf_header import LazyArray
+from localkv.loader.gguf_header import LazyArray, Strings
 
 _INT31, _INT32 = (1 << 31) - 1, (1 << 32) - 1
 _LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
@@ -186,9 +189,7 @@ class Metadata(Mapping[str, object]):
 
     def __getitem__(self, key: str) -> object:
         value = self._values[key]
-        if isinstance(value, LazyArray):
-            value = self._values[key] = value.decode()
-        return value
+        return value.decode() if isinstance(value, LazyArray) else value
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -201,6 +202,11 @@ class Metadata(Mapping[str, object]):
 
     def __repr__(self) -> str:
         return f"<Metadata of {self._source}: {len(self)} keys>"
+
+    def require(self, key: str) -> None:
+        """Raise what a getter without a default does if the key is missing."""
+        if key not in self:
+            raise ModelFileError(f"{self._source}: missing key {quoted(key)}")
 
     def string(self, key: str, default: _Default | _NoDefault = _REQUIRED) -> str | _Default:
         """The value of `key`, a string."""
@@ -241,6 +247,34 @@ class Metadata(Mapping[str, object]):
             return cast(_Default, values)
         self._all_in_range(key, values)
         return [float(value) for value in cast("list[float]", values)]
+
+    def string_array(self, key: str) -> Strings:
+        """The value of `key`, an array of strings, undecoded; without items if the key is missing.
+
+        Of the getters for arrays this one and `number_array` are the fast ones.
+        """
+        value = self._values.get(key)
+        strings = value.strings() if isinstance(value, LazyArray) else None
+        return Strings.of(self.strings(key, [])) if strings is None else strings
+
+    def number_array(
+        self, key: str, default: npt.NDArray[np.generic], *, integers: bool = False
+    ) -> npt.NDArray[np.generic]:
+        """The value of `key`, an array of numbers, as NumPy's; perhaps a view of the file.
+
+        Args:
+            default: the value if the key is missing.
+            integers: refuse floats.
+        """
+        if key not in self:
+            return default
+        value, allowed = self._values[key], range_of(key)
+        array = value.numbers() if isinstance(value, LazyArray) else None
+        if array is not None and len(array) and (array.dtype.kind in "iu" or not integers):
+            limits = array.min().item(), array.max().item()  # NaN is both, if it is there
+            if all(map(allowed.holds, limits)):
+                return array
+        return np.array(self.integers(key) if integers else self.numbers(key))
 
     def booleans(
         self, key: str, default: _Default | _NoDefault = _REQUIRED
@@ -284,7 +318,7 @@ class Metadata(Mapping[str, object]):
         if key in self:
             return self[key]
         if default is _REQUIRED:
-            raise ModelFileError(f"{self._source}: missing key {quoted(key)}")
+            self.require(key)
         return default
 
     def _mismatch(self, key: str, value: object, expected: str) -> ModelFileError:

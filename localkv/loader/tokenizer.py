@@ -15,10 +15,11 @@ import math
 import os
 import re
 import struct
+import time
 import warnings
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -28,6 +29,7 @@ from localkv.loader.vocabulary import (
     SPECIAL_TYPES,
     TokenType,
     Vocabulary,
+    ids_of_types,
     read_vocabulary,
 )
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer as Step
 
     from localkv.loader.metadata import Metadata
+    from localkv.loader.token_texts import TokenTexts
 
 _CONTROL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 _C_SPACES = " \t\n\v\f\r"  # C's isspace
@@ -61,7 +64,10 @@ def load_tokenizer(path: str | os.PathLike[str], *, override_pre: str | None = N
 
 def tokenizer_from_metadata(metadata: Metadata, *, override_pre: str | None = None) -> Tokenizer:
     """The tokenizer that a file's metadata describes; raises as `load_tokenizer` does."""
-    return Tokenizer(read_vocabulary(metadata, override_pre=override_pre))
+    started = time.perf_counter()
+    tokenizer = Tokenizer(read_vocabulary(metadata, override_pre=override_pre))
+    tokenizer.read_seconds = time.perf_counter() - started
+    return tokenizer
 
 
 class Tokenizer:
@@ -76,6 +82,7 @@ class Tokenizer:
         eog_ids: tokens that end a generation.
         suppressed_ids: tokens that are never drawn.
         warnings: one line each on points that the file leaves open, such as its pre-tokenizer.
+        read_seconds: time that reading the vocabulary has taken so far, and preparing to encode.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -90,7 +97,10 @@ class Tokenizer:
         self.eog_ids = vocabulary.eog_ids
         self.suppressed_ids = vocabulary.suppressed_ids
         self.warnings = vocabulary.warnings
+        self.read_seconds = 0.0
         self._bytes_of: dict[int, bytes] = {}
+        self._encode: Callable[[str], list[int]] | None = None
+        self._partial_encoders: list[tuple[str, Callable[[str], list[int]]]] = []
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.kind} {self.pre}: {self.n_vocab} tokens>"
@@ -124,13 +134,13 @@ class Tokenizer:
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         space = " " if self._vocabulary.add_space_prefix else ""
         after_text = False
+        fragments = list[int | str]()
         for fragment in self._fragments(text, markup):
-            if isinstance(fragment, int):
-                ids.append(fragment)
-                after_text = False
-            else:
-                ids += self._encode_plain(fragment if after_text else space + fragment)
-                after_text = True
+            if isinstance(fragment, str) and not after_text:
+                fragment = space + fragment
+            fragments.append(fragment)
+            after_text = isinstance(fragment, str)
+        ids += self._encode_fragments(fragments)
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
@@ -148,7 +158,7 @@ class Tokenizer:
     @cached_property
     def _longest(self) -> int | None:
         """Bytes of the longest token; None if the tokenizer leaves out text that has no tokens."""
-        tokens = self._vocabulary.tokens
+        tokens = self._vocabulary.tokens.every
         data = [self.token_bytes(token) for token in range(self.n_vocab) if len(tokens[token]) < 7]
         if len({one for one in data if len(one) == 1}) < 256:
             return None
@@ -162,10 +172,13 @@ class Tokenizer:
 
     def encode_within(self, text: str) -> list[int]:
         """Ids of plain text that goes on after another: no space is put before it."""
-        text, ids = _SURROGATE.sub("\ufffd", text), list[int]()
-        for fragment in self._fragments(text, bytes(len(text))):
-            ids += [fragment] if isinstance(fragment, int) else self._encode_plain(fragment)
-        return ids
+        text = _SURROGATE.sub("\ufffd", text)
+        return self._encode_fragments([*self._fragments(text, bytes(len(text)))])
+
+    def special_tokens(self, markup: str) -> list[int]:
+        """The tokens that are found in markup as a whole, before anything is merged."""
+        fragments = self._fragments(markup, b"\1" * len(markup))
+        return [fragment for fragment in fragments if isinstance(fragment, int)]
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of a sequence of tokens, the inverse of `encode`.
@@ -251,7 +264,7 @@ class Tokenizer:
 
     def token_to_id(self, text: str) -> int | None:
         """The token whose text in the vocabulary this is, None if there is none."""
-        return self._vocabulary.ids.get(text)
+        return self._vocabulary.tokens.find(text)
 
     def is_control(self, token: int) -> bool:
         """Whether `decode` can leave a token out: control tokens, and the unknown one.
@@ -288,20 +301,50 @@ class Tokenizer:
             return spm_token_bytes(text, token_type)
         return bpe_token_bytes(text) if token_type == TokenType.NORMAL else b""
 
-    @cached_property
-    def _encode_plain(self) -> Callable[[str], list[int]]:
-        """Ids of text without special tokens. Built on first use: it is most of the cost."""
-        encoders = {"spm": spm_encoder, "bpe": bpe_encoder, "plamo": plamo_encoder}
-        return encoders[self.kind](self._vocabulary)
+    def _encode_fragments(self, fragments: Sequence[int | str]) -> list[int]:
+        """Ids of special tokens and of text between them."""
+        texts = [fragment for fragment in fragments if isinstance(fragment, str)]
+        encode = self._encoder(texts) if texts else _no_ids
+        ids = list[int]()
+        for fragment in fragments:
+            ids += [fragment] if isinstance(fragment, int) else encode(fragment)
+        return ids
+
+    def _encoder(self, texts: list[str]) -> Callable[[str], list[int]]:
+        """Ids of text without special tokens.
+
+        The first short texts don't wait for an encoder of all texts, which is most of a
+        tokenizer's cost: they have one of the tokens that can be in them.
+        """
+        if self._encode is not None:
+            return self._encode
+        for known, encode in self._partial_encoders:
+            if all(text in known for text in texts):
+                return encode
+        whole, started = "".join(texts), time.perf_counter()
+        is_partial = (
+            self.kind != "plamo"
+            and self.n_vocab >= _LARGE
+            and len(whole) <= _SHORT
+            and len(self._partial_encoders) < _MOST_PARTIAL
+            and self._vocabulary.tokens.can_find(whole)
+        )
+        encode = _ENCODERS[self.kind](self._vocabulary, whole if is_partial else None)
+        if is_partial:
+            self._partial_encoders.append((whole, encode))
+        else:
+            self._encode = encode
+        self.read_seconds += time.perf_counter() - started
+        return encode
 
     @cached_property
     def _special_tokens(self) -> list[tuple[str, int, bool]]:
         """Text, id and whether it needs markup of the special tokens, longest in UTF-8 first."""
         tokens, types = self._vocabulary.tokens, self._vocabulary.types
+        ids = ids_of_types(types, SPECIAL_TYPES)
         special = [
-            (tokens[token], token, token_type in _CONTROL_TYPES)
-            for token, token_type in enumerate(types)
-            if token_type in SPECIAL_TYPES
+            (text, token, types[token] in _CONTROL_TYPES)
+            for text, token in zip(tokens.some(ids), ids, strict=True)
         ]
         return sorted(special, key=lambda item: -len(item[0].encode("utf-8", errors="replace")))
 
@@ -412,19 +455,41 @@ class StreamDecoder:
 LONG = 4096
 """Least characters of a text that is cut into tokens while other threads go on."""
 
+_LARGE = 4096
+"""Least tokens of a vocabulary that has partial encoders."""
+_SHORT = 1024
+"""Most characters that a partial encoder is for."""
+_MOST_PARTIAL = 4
+"""Partial encoders that are made, before one of all texts is."""
 
-def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+
+def bpe_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
     """BPE by a list of merges, through Hugging Face's `tokenizers`: a function from text to ids.
 
     Merges are of bytes, in GPT-2's alphabet, or of characters, with SentencePiece's way to write
     spaces and bytes. The function yields no control token for any text.
 
     A byte without a token is left out, as in llama.cpp; the vocabularies in use have all 256.
+
+    Args:
+        vocabulary: of the model.
+        whole: a text whose parts alone the function is for; one that `can_find`.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
     family = PRE_TOKENIZERS[vocabulary.pre]
-    ids = _reachable_ids(vocabulary)
+    if whole is None:
+        ids, merges = _reachable(vocabulary, vocabulary.tokens.ids), vocabulary.merges.every()
+    else:
+        if family.of_characters:
+            written, characters = whole.replace(" ", SPACE), BYTE_TEXTS
+        else:
+            characters = tuple(sorted(_byte_of_character(), key=_byte_of_character().__getitem__))
+            written = "".join(characters[byte] for byte in whole.encode())
+        found = _parts(vocabulary.tokens, written)
+        ids = _reachable(vocabulary, found | vocabulary.tokens.find_all(characters))
+        merges = vocabulary.merges.within(written)
+        merges = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
     # Bytes without a token are left out after the merging: before, their neighbours could merge.
     n_vocab, missing = len(vocabulary.tokens), "<no token>"
     names = BYTE_TEXTS if family.of_characters else _byte_of_character()
@@ -433,7 +498,7 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
         ids[missing] = n_vocab
     unk_token = None if has_all_bytes else missing
     steps = [] if family.of_characters else [ByteLevel(add_prefix_space=False, use_regex=False)]
-    tokenizer = _tokenizer(family, ids, vocabulary.merges, unk_token, steps)
+    tokenizer = _tokenizer(family, ids, merges, unk_token, steps)
 
     def encode(text: str) -> list[int]:
         if len(text) < LONG:
@@ -459,15 +524,25 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     return encode_characters
 
 
-def _reachable_ids(vocabulary: Vocabulary) -> dict[str, int]:
+def _reachable(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, int]:
     types = vocabulary.types
-    return {text: i for text, i in vocabulary.ids.items() if types[i] not in _CONTROL_TYPES}
+    return {text: i for text, i in ids.items() if types[i] not in _CONTROL_TYPES}
+
+
+def _parts(tokens: TokenTexts, text: str) -> dict[str, int]:
+    """The tokens that are parts of a text."""
+    every = tokens.within(text)[::-1]
+    return dict(zip(tokens.some(every), every, strict=True))
+
+
+def _no_ids(text: str) -> list[int]:
+    raise AssertionError(text)
 
 
 def _tokenizer(
     family: PreTokenizer,
     ids: dict[str, int],
-    merges: Collection[str],
+    pairs: list[tuple[str, str]],
     unk_token: str | None,
     steps: Iterable[Step],
 ) -> FastTokenizer:
@@ -476,9 +551,6 @@ def _tokenizer(
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import Sequence, Split
 
-    pairs = [
-        (merge[:space], merge[space + 1 :]) for merge in merges if (space := merge.find(" ", 1)) > 0
-    ]
     options = {
         "unk_token": unk_token,
         "ignore_merges": family.ignore_merges,
@@ -516,7 +588,7 @@ def bpe_token_bytes(text: str) -> bytes:
 _BPE = 2  # TrainerSpec.ModelType
 
 
-def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+def spm_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
     """SentencePiece BPE, through the `sentencepiece` library: a function from text to ids.
 
     A GGUF file holds the pieces, scores and types of a SentencePiece model, and no merges: the pair
@@ -527,6 +599,10 @@ def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     A character without a token becomes its UTF-8 bytes, or the unknown token in a vocabulary
     without byte tokens (where llama.cpp fails), or nothing if there is none either.
 
+    Args:
+        vocabulary: of the model.
+        whole: a text whose parts alone the function is for; one that `can_find`.
+
     Raises:
         ModelFileError: SentencePiece refuses the vocabulary.
     """
@@ -535,8 +611,9 @@ def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
         warnings.simplefilter("ignore", DeprecationWarning)
         from sentencepiece import SentencePieceProcessor
 
+    model, real_ids = _model_proto(vocabulary, whole)
     try:
-        processor = SentencePieceProcessor(model_proto=_model_proto(vocabulary))
+        processor = SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise ModelFileError(
             f"the tokenizer is malformed: {' '.join(str(error).split())}"
@@ -545,6 +622,8 @@ def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
 
     def encode(text: str) -> list[int]:
         ids: list[int] = processor.encode(text)
+        if real_ids is not None:
+            ids = [real_ids[i] for i in ids]
         if max(ids, default=0) >= n_vocab:
             return [token for token in ids if token < n_vocab]
         return ids
@@ -552,21 +631,39 @@ def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     return encode
 
 
-def _model_proto(vocabulary: Vocabulary) -> bytes:
+def _model_proto(vocabulary: Vocabulary, whole: str | None) -> tuple[bytes, list[int] | None]:
+    """A SentencePiece model, and the ids of its pieces, where they are not their places."""
     tokens, types, unk_id = vocabulary.tokens, vocabulary.types, vocabulary.unk_id
-    has_bytes = all(text in vocabulary.ids for text in BYTE_TEXTS)
-    byte_ids = {vocabulary.ids[text] for text in BYTE_TEXTS} if has_bytes else set()
+    bytes_of = tokens.find_all(BYTE_TEXTS)
+    has_bytes = len(bytes_of) == len(BYTE_TEXTS)
+    byte_ids = {*bytes_of.values()} if has_bytes else set[int]()
     # SentencePiece wants exactly one unknown piece.
     if unk_id is None or types[unk_id] not in (TokenType.UNKNOWN, TokenType.CONTROL):
         unk_id = len(tokens)
-    pieces = []
-    names = set(tokens)
-    for token, text in enumerate([*tokens, ""] if unk_id == len(tokens) else tokens):
+    trainer = _int_field(3, _BPE) + _int_field(35, has_bytes)
+    normalizer = _int_field(3, False) + _int_field(4, False) + _int_field(5, True)
+    ending = _bytes_field(2, trainer) + _bytes_field(3, normalizer)
+    if whole is None:
+        plain = _plain_pieces(vocabulary, byte_ids, unk_id)
+        if plain is not None:
+            return plain + ending, None
+        first, real_ids = tokens.ids, None
+        texts = [*enumerate([*tokens, ""] if unk_id == len(tokens) else tokens)]
+    else:
+        first = _parts(tokens, whole.replace(" ", SPACE))
+        if has_bytes:
+            first |= bytes_of
+        real_ids = sorted({*first.values(), unk_id})
+        name_of = {token: text for text, token in first.items()}
+        texts = [(token, name_of.get(token, "")) for token in real_ids]
+    names, pieces = first.keys(), list[bytes]()
+    scores = vocabulary.scores
+    for token, text in texts:
         if token in byte_ids:
             piece_type = TokenType.BYTE
         elif token == unk_id:
             piece_type = TokenType.UNKNOWN
-        elif vocabulary.ids[text] != token or "\0" in text:
+        elif first[text] != token or "\0" in text:
             piece_type = TokenType.CONTROL  # SentencePiece would refuse it
         elif types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED):
             # Those that users defined are matched before; to the merges they are like any other.
@@ -575,7 +672,7 @@ def _model_proto(vocabulary: Vocabulary) -> bytes:
             piece_type = TokenType.UNUSED
         else:
             piece_type = TokenType.CONTROL
-        score = vocabulary.scores[token] if token < len(tokens) else 0.0
+        score = float(scores[token]) if token < len(tokens) else 0.0
         if piece_type in (TokenType.UNKNOWN, TokenType.CONTROL):
             # Any name, as long as it is no piece's and too long for a single character.
             text = f"<special {token}>"
@@ -585,9 +682,55 @@ def _model_proto(vocabulary: Vocabulary) -> bytes:
         pieces.append(
             _bytes_field(1, body + b"\x15" + struct.pack("<f", score) + _int_field(3, piece_type))
         )
-    trainer = _int_field(3, _BPE) + _int_field(35, has_bytes)
-    normalizer = _int_field(3, False) + _int_field(4, False) + _int_field(5, True)
-    return b"".join(pieces) + _bytes_field(2, trainer) + _bytes_field(3, normalizer)
+    return b"".join(pieces) + ending, real_ids
+
+
+_LONGEST_PLAIN = 1 << 12
+
+
+def _plain_pieces(vocabulary: Vocabulary, byte_ids: set[int], unk_id: int) -> bytes | None:
+    """The pieces of a model, made all at once; None if the texts of its tokens are not plain."""
+    import numpy as np
+
+    from localkv.loader.gguf_header import Strings
+    from localkv.loader.token_texts import spread
+
+    tokens = vocabulary.tokens
+    strings, n_vocab = tokens.strings, len(tokens)
+    if (strings.ends - strings.starts).max() > _LONGEST_PLAIN or b"<special " in strings.data:
+        return None
+    if not tokens.are_plain():
+        return None
+    types = np.full(n_vocab + 1, TokenType.CONTROL, np.uint8)
+    types[ids_of_types(vocabulary.types, (TokenType.NORMAL, TokenType.USER_DEFINED))] = (
+        TokenType.NORMAL
+    )
+    types[ids_of_types(vocabulary.types, (TokenType.UNUSED,))] = TokenType.UNUSED
+    types[unk_id] = TokenType.UNKNOWN
+    types[[*byte_ids]] = TokenType.BYTE
+    n = max(n_vocab, unk_id + 1)
+    types = types[:n]
+    named = np.flatnonzero((types == TokenType.UNKNOWN) | (types == TokenType.CONTROL))
+    names = Strings.of([f"<special {token}>" for token in named.tolist()])
+    starts, ends = np.zeros((2, n), np.int32)
+    starts[:n_vocab], ends[:n_vocab] = strings.starts, strings.ends
+    starts[named] = names.starts + len(strings.data)
+    ends[named] = names.ends + len(strings.data)
+    lengths = ends - starts
+    scores = np.zeros(n, "<f4")
+    scores[:n_vocab] = vocabulary.scores
+    # Lengths take two bytes each, and there are seven bytes after a text.
+    sizes = lengths + 13
+    pieces = spread(Strings(strings.data + names.data, starts, ends), sizes, at=6)
+    first = np.cumsum(sizes, dtype=np.int32) - sizes
+    last = first + sizes - 7
+    pieces[first], pieces[first + 3], pieces[last], pieces[last + 5] = 10, 10, 0x15, 3 << 3
+    pieces[first + 1], pieces[first + 2] = sizes - 3 & 0x7F | 0x80, sizes - 3 >> 7
+    pieces[first + 4], pieces[first + 5] = lengths & 0x7F | 0x80, lengths >> 7
+    for offset, part in enumerate(scores.view(np.uint8).reshape(-1, 4).T, 1):
+        pieces[last + offset] = part
+    pieces[last + 6] = types
+    return pieces.tobytes()
 
 
 def _int_field(number: int, value: int) -> bytes:
@@ -629,7 +772,7 @@ _MOST_CHARS = 1 << 28
 _REACHABLE = frozenset((TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED))
 
 
-def plamo_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+def plamo_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
     """PLaMo 2's and 3's tokenizer: a function from text to the tokens of the best score.
 
     Of all ways to cut the text it takes the one whose scores have the largest sum.
@@ -645,10 +788,11 @@ def plamo_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     Raises:
         ModelFileError: there is no token for some byte, or tokens are too long.
     """
-    missing = next((text for text in BYTE_TEXTS if text not in vocabulary.ids), None)
+    byte_ids = vocabulary.tokens.find_all(BYTE_TEXTS)
+    missing = next((text for text in BYTE_TEXTS if text not in byte_ids), None)
     if missing is not None:
         raise ModelFileError(f"the tokenizer is malformed: it has no token {missing}")
-    bytes_of = [vocabulary.ids[text] for text in BYTE_TEXTS]
+    bytes_of = [byte_ids[text] for text in BYTE_TEXTS]
     tokens = _scored(vocabulary)
     if sum(len(text) ** 2 for text in tokens) > 2 * _MOST_CHARS:
         longest = max(map(len, tokens))
@@ -684,10 +828,17 @@ def plamo_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
 
 def _scored(vocabulary: Vocabulary) -> dict[str, tuple[int, int]]:
     """Score and id of each token that a text can be cut into."""
-    scored = {}
+    scored, scores = {}, vocabulary.scores.tolist()
     for token, text in enumerate(vocabulary.tokens):
-        score = vocabulary.scores[token] * _SCALE
+        score = scores[token] * _SCALE
         whole = math.floor(score + 0.5) if score > 0 else math.ceil(score - 0.5)
         if vocabulary.types[token] in _REACHABLE and whole > _LEAST:
             scored[text] = whole, token
     return scored
+
+
+_ENCODERS: Final[dict[str, Callable[[Vocabulary, str | None], Callable[[str], list[int]]]]] = {
+    "spm": spm_encoder,
+    "bpe": bpe_encoder,
+    "plamo": plamo_encoder,
+}

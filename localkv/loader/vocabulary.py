@@ -7,7 +7,7 @@ merging text.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -17,7 +17,12 @@ from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 from localkv.option_checks import unknown_name
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from localkv.loader.gguf_header import Strings
     from localkv.loader.metadata import Metadata
+    from localkv.loader.token_texts import MergeTexts, TokenTexts
 
 
 SPACE = "▁"
@@ -96,6 +101,16 @@ _FIM = (
 # llama.cpp these become tokens of the kind that users can write, too.)
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _SHOWN_END = "<|end|>"
+_KNOWN_TEXTS = frozenset(
+    (
+        *_EOG_TEXTS,
+        *(text for _, texts in _EOG_FIM for text in texts),
+        *(text for _, texts in _FIM for text in texts.split()),
+        *_SHOWN_TEXTS,
+        *("<mask>", "[MASK]", "<unk>", "<s>"),
+    )
+)
+"""All texts that have a meaning here."""
 
 
 def special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int) -> int | None:
@@ -106,20 +121,35 @@ def special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int)
     return None
 
 
-def correct_spm_types(tokens: list[str], types: list[int], ids: dict[str, int]) -> None:
+def correct_spm_types(tokens: TokenTexts, types: bytearray, ids: dict[str, int]) -> None:
     """Set the types by which tokens stand for text, so that decoding undoes encoding."""
     for text in BYTE_TEXTS:
         token = ids.get(text)
         if token is not None and types[token] == TokenType.NORMAL:
             types[token] = TokenType.BYTE
-    for token, token_type in enumerate(types):
+    user_defined = ids_of_types(types, (TokenType.USER_DEFINED,))
+    for token, text in zip(user_defined, tokens.some(user_defined), strict=True):
         # Written with an escaped space it can't be found in a text, it can only be merged.
-        if token_type == TokenType.USER_DEFINED and SPACE in tokens[token]:
+        if SPACE in text:
             types[token] = TokenType.NORMAL
 
 
+def ids_of_types(types: bytearray, wanted: Collection[int]) -> list[int]:
+    """The tokens that are of one of these types."""
+    import numpy as np
+
+    is_wanted = np.zeros(256, bool)
+    is_wanted[[*wanted]] = True
+    found: list[int] = np.flatnonzero(is_wanted[np.frombuffer(types, np.uint8)]).tolist()
+    return found
+
+
 def correct_types(
-    metadata: Metadata, tokens: list[str], types: list[int], ids: dict[str, int], eos_id: int | None
+    metadata: Metadata,
+    tokens: TokenTexts,
+    types: bytearray,
+    ids: dict[str, int],
+    eos_id: int | None,
 ) -> frozenset[int]:
     """Set the types that files are known to get wrong, in place.
 
@@ -199,10 +229,11 @@ class Vocabulary:
         kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`), "bpe" (with merges,
             mostly byte-level; `gpt2`, `gemma4`) or "plamo" (unigrams; `plamo2`).
         pre: name of the pre-tokenizer family; "default" for those but BPE, which have none.
-        tokens, types, scores: text, `TokenType` and score of each id.
-        ids: id of each text; the first where a text is there twice.
+        tokens: text of each id, and id of each text.
+        types: `TokenType` of each id.
+        scores: of each id, numbers [n_vocab].
         of_characters: a BPE of characters, with `▁` for a space, and not of bytes.
-        merges: "left right" of each merge of a BPE, best first.
+        merges: of a BPE.
         bos_id, eos_id, unk_id: None if there is none.
         eog_ids: tokens that end a generation.
         add_bos, add_eos: whether special tokens are put around a text by default.
@@ -215,11 +246,10 @@ class Vocabulary:
 
     kind: str
     pre: str
-    tokens: list[str]
-    types: list[int]
-    scores: list[float]
-    ids: dict[str, int]
-    merges: list[str]
+    tokens: TokenTexts
+    types: bytearray
+    scores: npt.NDArray[np.generic]
+    merges: MergeTexts
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
@@ -246,6 +276,11 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         ModelFileError: it is of a kind that is not supported, or malformed.
         UsageError: `override_pre` is unknown, or the tokenizer has no pre-tokenizer.
     """
+    import numpy as np
+
+    from localkv.loader.gguf_header import Strings
+    from localkv.loader.token_texts import MergeTexts, TokenTexts
+
     kind = _kind(metadata)
     warnings: list[str] = []
     pre = _pre(metadata, override_pre, warnings) if kind == "bpe" else "default"
@@ -253,24 +288,25 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         raise UsageError(
             f"no use for pre-tokenizer {override_pre!r}: the tokenizer is {_WITHOUT_PRE[kind]}"
         )
-    tokens = [
-        text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.strings("tokenizer.ggml.tokens"))
-    ]
-    if not tokens:
-        raise ModelFileError("the tokenizer has no tokens")
+    metadata.require("tokenizer.ggml.tokens")
+    tokens = TokenTexts(metadata.string_array("tokenizer.ggml.tokens"))
     n_vocab = len(tokens)
-    types = metadata.integers("tokenizer.ggml.token_type", [int(TokenType.NORMAL)] * n_vocab)
-    scores = metadata.numbers("tokenizer.ggml.scores", [0.0] * n_vocab)
-    for name, values in (("token_type", types), ("scores", scores)):
+    if not n_vocab:
+        raise ModelFileError("the tokenizer has no tokens")
+    normal = np.full(n_vocab, TokenType.NORMAL, np.uint8)
+    given_types = metadata.number_array("tokenizer.ggml.token_type", normal, integers=True)
+    scores = metadata.number_array("tokenizer.ggml.scores", np.zeros(n_vocab))
+    for name, values in (("token_type", given_types), ("scores", scores)):
         if len(values) < n_vocab:
             raise ModelFileError(
                 f"tokenizer.ggml.{name} has {len(values)} items for {n_vocab} tokens"
             )
-    ids = {tokens[i]: i for i in reversed(range(n_vocab))}
-    types = types[:n_vocab]
+    types = bytearray(given_types[:n_vocab].astype(np.uint8).tobytes())
     family = PRE_TOKENIZERS[pre]
     of_characters = kind == "bpe" and family.of_characters
+    ids = tokens.find_all(_KNOWN_TEXTS)
     if kind == "spm" or of_characters:
+        ids |= tokens.find_all(BYTE_TEXTS)
         correct_spm_types(tokens, types, ids)
     bos_id, eos_id = bos_and_eos(metadata)
     _, _, unknown_id = _assumed(metadata)
@@ -288,9 +324,8 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         pre=pre,
         tokens=tokens,
         types=types,
-        scores=scores,
-        ids=ids,
-        merges=_merges(metadata, pre) if kind == "bpe" else [],
+        scores=scores[:n_vocab].copy(),
+        merges=MergeTexts(_merges(metadata, pre) if kind == "bpe" else Strings.of([])),
         bos_id=bos_id,
         eos_id=eos_id,
         unk_id=special_id(metadata, "unknown_token_id", unknown_id, n_vocab),
@@ -314,7 +349,7 @@ def bos_and_eos(metadata: Metadata) -> tuple[int | None, int | None]:
     (llama.cpp assumes 11 for both in a byte-level BPE whose file does not say: Falcon's. Here such
     a file has none, so that generation does not end at a comma.)
     """
-    n_vocab = len(metadata.strings("tokenizer.ggml.tokens", []))
+    n_vocab = len(metadata.string_array("tokenizer.ggml.tokens"))
     bos_id, eos_id, _ = _assumed(metadata)
     return (
         special_id(metadata, "bos_token_id", bos_id, n_vocab),
@@ -363,10 +398,12 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
     return pre
 
 
-def _merges(metadata: Metadata, pre: str) -> list[str]:
+def _merges(metadata: Metadata, pre: str) -> Strings:
     """The merges, which files of Kimi K2 may do without."""
     key = "tokenizer.ggml.merges"
-    return metadata.strings(key, []) if pre == "kimi-k2" else metadata.strings(key)
+    if pre != "kimi-k2":
+        metadata.require(key)
+    return metadata.string_array(key)
 
 
 def _suppressed_ids(metadata: Metadata, n_vocab: int) -> frozenset[int]:
@@ -385,7 +422,7 @@ def _strange_ids(metadata: Metadata, n_vocab: int) -> list[str]:
 
 
 def _stripping_ids(
-    metadata: Metadata, types: list[int], ids: dict[str, int]
+    metadata: Metadata, types: bytearray, ids: dict[str, int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """GGUF has no room for a token's lstrip and rstrip, so they go by the model's name."""
     pre = metadata.string("tokenizer.ggml.pre", "")
@@ -393,7 +430,7 @@ def _stripping_ids(
     if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
         return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
     if "phi-3" in name or "phi3" in name:
-        special = {token for token, token_type in enumerate(types) if token_type in SPECIAL_TYPES}
+        special = {*ids_of_types(types, SPECIAL_TYPES)}
         kept = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
         return frozenset(), frozenset(special - kept)
     if "modern-bert" in name:

@@ -441,6 +441,7 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
         "start:        0.25 s",
         "load:         0.12 s",
         "first token:  0.62 s",
+        "vocabulary:   0.25 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",
         "eval:         2 tokens in 0.25 s, 4.00 tokens/s",
         "cache:        K f16, V bf16, 5 of 64 tokens, 1.00 MiB",

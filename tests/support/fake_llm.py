@@ -64,7 +64,7 @@ class FakeLLM:
         self.load_seconds = 0.125
         self.config = SimpleNamespace(name="fake", architecture="llama", groups=())
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
-        self.tokenizer = SimpleNamespace(warnings=())
+        self.tokenizer = SimpleNamespace(warnings=(), read_seconds=0.25)
         self.backend = SimpleNamespace(
             name="cpu",
             hardware="",
