@@ -321,19 +321,28 @@ class Tokenizer:
         for known, encode in self._partial_encoders:
             if all(text in known for text in texts):
                 return encode
-        whole, started = "".join(texts), time.perf_counter()
-        is_partial = (
-            self.kind != "plamo"
-            and self.n_vocab >= _LARGE
-            and len(whole) <= _SHORT
-            and len(self._partial_encoders) < _MOST_PARTIAL
-            and self._vocabulary.tokens.can_find(whole)
-        )
-        encode = _ENCODERS[self.kind](self._vocabulary, whole if is_partial else None)
-        if is_partial:
-            self._partial_encoders.append((whole, encode))
-        else:
-            self._encode = encode
+        whole = "".join(texts)
+        if (
+            self.kind == "plamo"
+            or self.n_vocab < _LARGE
+            or len(whole) > _SHORT
+            or len(self._partial_encoders) >= _MOST_PARTIAL
+            or not self._vocabulary.tokens.can_find(whole)
+        ):
+            return self.prepare()
+        encode = self._built(whole)
+        self._partial_encoders.append((whole, encode))
+        return encode
+
+    def prepare(self) -> Callable[[str], list[int]]:
+        """Make the encoder of all texts, so that no later text waits for it."""
+        if self._encode is None:
+            self._encode = self._built(None)
+        return self._encode
+
+    def _built(self, whole: str | None) -> Callable[[str], list[int]]:
+        started = time.perf_counter()
+        encode = _ENCODERS[self.kind](self._vocabulary, whole)
         self.read_seconds += time.perf_counter() - started
         return encode
 

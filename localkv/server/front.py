@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,6 +90,9 @@ class Front:
         except LocalKVError as error:
             self._error = error
         self._model_ready.set()
+        if self._model is not None:
+            with suppress(LocalKVError):  # a request is told of it
+                await asyncio.to_thread(self._model.tokenizer.prepare)
 
     async def model(self) -> PromptModel:
         """The tokenizer and the templates, once they are there.

@@ -189,3 +189,7 @@ def test_short_texts_wait_for_no_encoder_of_all(kind: str, monkeypatch: pytest.M
     assert quick._encode is not None
     same(CORPUS)
     assert quick.read_seconds > 0
+    later = tokenizer_from_metadata(metadata)
+    later.prepare()
+    assert later.encode("The cat sat") == plain.encode("The cat sat")
+    assert not later._partial_encoders
