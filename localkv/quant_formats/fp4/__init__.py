@@ -52,5 +52,9 @@ def decode_nvfp4(planes: Sequence[Bytes]) -> Floats:
     return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=8)), NVFP4_SCALES.take(d))
 
 
-mxfp4 = SimpleNamespace(LAYOUT=planes("mxfp4", QS, EXPONENT), decode=decode_mxfp4)
-nvfp4 = SimpleNamespace(LAYOUT=planes("nvfp4", QS, PanelPlane("d", 1)), decode=decode_nvfp4)
+mxfp4 = SimpleNamespace(
+    LAYOUT=planes("mxfp4", QS, EXPONENT), SCALES=MXFP4_SCALES, decode=decode_mxfp4
+)
+nvfp4 = SimpleNamespace(
+    LAYOUT=planes("nvfp4", QS, PanelPlane("d", 1)), SCALES=NVFP4_SCALES, decode=decode_nvfp4
+)
