@@ -240,7 +240,7 @@ class StateModel(LoadedModel):
         types of K and V, on any device and in any context that has room (docs/states.md).
 
         Args:
-            ids: write the text that begins most like these tokens instead, of those that are kept.
+            ids: write the text that begins most like these tokens instead, held or kept.
 
         Returns:
             the tokens of the text.

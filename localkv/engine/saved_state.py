@@ -951,14 +951,14 @@ def save_state(
 
     Args:
         identity: of the model (`loader.model_fingerprint.model_identity`).
-        ids: write the kept text that has most of these tokens in common with its beginning instead.
+        ids: write the text that begins most like these tokens instead.
 
     Raises:
         UsageError: there are none, or the file can't be written.
     """
 
     def work() -> int | UsageError:
-        if (text := _latest(slot) if ids is None else _kept(slot, ids)) is None:
+        if (text := _latest(slot) if ids is None else _most_like(slot, ids)) is None:
             return UsageError("no text was evaluated, so there is no state to save")
         try:
             save_text(path, slot.cache, text.sequence, text.ids, identity)
@@ -977,6 +977,14 @@ def _latest(slot: CacheSlot) -> KeptText | None:
     if slot.ids:
         return KeptText(slot.sequence, marked(slot.ids, slot.generated))
     return slot.prefixes.texts[-1] if slot.prefixes.texts else None
+
+
+def _most_like(slot: CacheSlot, ids: Sequence[int]) -> KeptText | None:
+    """The text that begins most like some tokens: the one that is held, or a kept one."""
+    wanted = np.asarray(ids, np.int64)
+    texts = [text for text in (_latest(slot), _kept(slot, ids)) if text is not None]
+    common = [n_common(text.ids % GENERATED, wanted) for text in texts]
+    return texts[common.index(max(common))] if any(common) else None
 
 
 def _kept(slot: CacheSlot, ids: Sequence[int]) -> KeptText | None:

@@ -403,3 +403,17 @@ def test_models_of_their_own_and_requests_beside_each_other(tmp_path: Path) -> N
         pytest.raises(UsageError, match="another model"),
     ):
         llm.load_state(path)
+
+
+def test_the_text_that_is_held_is_found_by_its_tokens(tmp_path: Path) -> None:
+    """As texts are that were kept; and one that nothing is like is refused."""
+    with LLM(ROOT / "models/tales-4M-Q8_0.gguf", n_ctx=1024, device="cpu", progress=False) as llm:
+        first, second = (llm.tokenize(f"{name} had a red box") for name in ("Once Mia", "Tom"))
+        for ids in (first, second):
+            llm.complete(ids, max_tokens=3)
+        for ids in (second, first):
+            llm.save_state(tmp_path / "state", ids)
+            with LLM(llm.gguf.path, n_ctx=1024, device="cpu", progress=False) as other:
+                assert other.load_state(tmp_path / "state")[: len(ids)] == ids
+        with pytest.raises(UsageError, match="no text was evaluated"):
+            llm.save_state(tmp_path / "none", [first[0] + 1, 7, 9])
