@@ -7,6 +7,7 @@
 # make test-fast  the tests that take some five minutes together, on 2 cores; the first run
 #                 takes longer, since it compiles kernels and leaves them for the next
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
+# make real       fetch two published models (350 MB) into REAL_MODELS, and run the tests that read them
 # make soak       ask a server for an hour, break off at random, and look for what it loses
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
@@ -18,6 +19,7 @@
 # NVIDIA       whether `make run` and `make chat` set up torch and Triton, for GPUs; by default where
 #              NVIDIA's driver is; NVIDIA= for an environment without
 # PYTHON       the interpreter of .venv; by default the newest of python3.11 to 3.14 that works
+# REAL_MODELS  the folder of `make real`; by default .real-models
 # TORCH_INDEX  a wheel index for torch, for instance .../whl/cu126 of https://download.pytorch.org
 #              for older drivers, or .../whl/cpu for `make test` without a GPU: PyPI's brings CUDA
 
@@ -26,6 +28,7 @@ NVIDIA ?= $(shell test -e /proc/driver/nvidia/version -o -e /dev/nvidiactl \
 PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do \
 	python$$v -c 'import ensurepip, venv' >/dev/null 2>&1 && { echo python$$v; break; }; done)
 TORCH_INDEX ?=
+REAL_MODELS ?= .real-models
 TRITON ?= 3.6.0
 
 BIN := .venv/bin
@@ -44,7 +47,7 @@ FIRST_START := Ready. The first start takes some seconds longer than others: ker
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast test-all attack soak test-arm64 test-triton lint house figures clean
+.PHONY: run chat test test-fast test-all attack real soak test-arm64 test-triton lint house figures clean
 
 run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -73,6 +76,11 @@ test-all: .venv/.dev
 
 attack: .venv/.dev
 	$(BIN)/python -m pytest $(SHARED) -m attack tests/attack
+
+# exit code 75: the models can't be had
+real: .venv/.dev
+	$(BIN)/python .ci/real_models $(REAL_MODELS)
+	LOCALKV_REAL_MODELS=$(abspath $(REAL_MODELS)) $(BIN)/python -m pytest $(SHARED) tests/real
 
 soak: .venv/.run
 	$(BIN)/python benchmarks/soak.py --minutes 60

@@ -25,7 +25,7 @@ def gpu_of(device: torch.device) -> GpuInfo:
 
 
 def wants_fence(gpu: GpuInfo) -> bool:
-    """Whether decoded tiles need it (`triton_primitives.fence`).
+    """Whether decoded tiles need it (`triton_primitives.unpack.fence`).
 
     Generations 10 and 11 keep operands in a memory of their own, and Triton up to 3.7 can't
     pipeline a loop that has a fence there.

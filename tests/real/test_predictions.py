@@ -1,0 +1,88 @@
+"""Real models predict what llama.cpp predicts, and packed caches change as little as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localkv import LLM
+from support.paths import DATA, ROOT
+from support.program import Program
+from support.real_models import FILES
+
+HANDBOOK = DATA / "handbook.txt"
+
+
+def perplexity(program: Program, model: Path, *options: str) -> dict[str, Any]:
+    """What `localkv perplexity` finds on the handbook with one cache."""
+    report = program("perplexity", "-m", model, "-f", HANDBOOK, "--json", *options)
+    (found,) = json.loads(report.out)["results"]
+    return found
+
+
+def kld(program: Program, model: Path, *options: str) -> float:
+    """The mean divergence from an f16 cache, over two chunks of 2,048 tokens."""
+    length = ("-c", "2048", "--chunks", "2")
+    found = perplexity(program, model, *length, "--kl-divergence", *options)
+    return found["divergence"]["kld"]["value"]
+
+
+@pytest.fixture
+def model(name: str, folder: Path) -> Path:
+    return folder / FILES[name]
+
+
+def test_perplexity_is_llama_cpps(
+    program: Program, model: Path, by_llama_cpp: dict[str, Any]
+) -> None:
+    found = perplexity(program, model, "-c", "512")["ppl"]["value"]
+    assert found == pytest.approx(by_llama_cpp["perplexity"], rel=2e-3)
+
+
+def stated() -> dict[str, dict[str, float]]:
+    """The divergences that docs/quality.md states, by pair and model."""
+    page = (ROOT / "docs" / "quality.md").read_text()
+    table = page.partition("<!-- real models -->")[2].partition("<!-- end of real models -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[4:-2]]
+    return {row[0]: {"smollm2": float(row[2]), "gemma3": float(row[4])} for row in rows}
+
+
+@pytest.mark.parametrize("pair", ["q8_0/q8_0", "q8_0c/q4_1", "q8_0/q4_0", "q3_1c/q3_1"])
+def test_packed_caches_cost_what_the_documentation_says(
+    program: Program, model: Path, name: str, by_llama_cpp: dict[str, Any], pair: str
+) -> None:
+    """Presets are among them. None costs more than in llama.cpp."""
+    type_k, type_v = pair.split("/")
+    found = kld(program, model, "-ctk", type_k, "-ctv", type_v)
+    assert found == pytest.approx(stated()[pair][name], rel=0.1)
+    if pair in by_llama_cpp["divergence"]:
+        assert found < 1.05 * by_llama_cpp["divergence"][pair]
+
+
+def test_greedy_answers_are_llama_cpps(llm: LLM, by_llama_cpp: dict[str, Any]) -> None:
+    """Each token that llama.cpp chose is the most likely one here, or as likely but for the noise
+    of 8-bit activations."""
+    n_same = n_all = 0
+    for prompt, answer in by_llama_cpp["answers"].items():
+        asked, both = llm.tokenize(prompt), llm.tokenize(prompt + answer)
+        assert both[: len(asked)] == asked
+        logits = llm.logits(both[:-1])[len(asked) - 1 :]
+        chosen = both[len(asked) :]
+        behind = logits.max(1) - logits[np.arange(len(chosen)), chosen]
+        assert behind.max() < 0.5, prompt
+        n_same, n_all = n_same + int((behind == 0).sum()), n_all + len(chosen)
+    assert n_same >= 0.95 * n_all > 100
+
+
+def test_texts_of_ten_scripts_have_llama_cpps_tokens(
+    llm: LLM, by_llama_cpp: dict[str, Any]
+) -> None:
+    assert len(by_llama_cpp["tokens"]) == 10
+    for text, ids in by_llama_cpp["tokens"].values():
+        assert llm.tokenize(text) == ids
+        plain = llm.tokenize(text, add_special=False)
+        assert llm.detokenize(plain) == text
