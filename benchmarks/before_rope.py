@@ -25,12 +25,7 @@ from localkv.config import CacheConfig  # noqa: E402
 from localkv.kernels.select import select_backend  # noqa: E402
 from localkv.loader.weights import load_model  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
-from localkv.quality.scores import (  # noqa: E402
-    base_cache,
-    divergence,
-    joined,
-    score_chunks,
-)
+from localkv.quality.scores import base_cache, divergence, joined, score_chunks  # noqa: E402
 
 ROW_TOKENS = 512
 TWIN = "K x16, V x4"

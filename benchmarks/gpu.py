@@ -240,10 +240,7 @@ def fill_randomly(cache: Any) -> None:
 
 
 def finished(
-    run: Run,
-    command: list[str],
-    folder: Path | None = None,
-    env: dict[str, str] | None = None,
+    run: Run, command: list[str], folder: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Another program, once it has ended; by default where this one runs, with its environment.
 

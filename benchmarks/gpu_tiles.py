@@ -143,8 +143,7 @@ def product_cases(kind: str, types: tuple[str, ...], n_tokens: int,
 
                 def sizes(*args: Any, _c: dict[str, int] = choice, **named: Any) -> TileSizes:
                     return replace(
-                        own(*args, **named),
-                        **{"tokens": 1, "stages": 1, "n_splits": 1, **_c},
+                        own(*args, **named), **{"tokens": 1, "stages": 1, "n_splits": 1, **_c}
                     )
 
                 changes.append((products, "tile_sizes", sizes))

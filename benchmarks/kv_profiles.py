@@ -35,10 +35,7 @@ from localkv.cache.layout import (  # noqa: E402
     mean_bits,
     with_types,
 )
-from localkv.cache.profile import (  # noqa: E402
-    TypeList,
-    with_profile_types,
-)
+from localkv.cache.profile import TypeList, with_profile_types  # noqa: E402
 from localkv.config import CacheConfig  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.kv_profile import ChunkCosts, base_types  # noqa: E402

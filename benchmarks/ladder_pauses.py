@@ -34,10 +34,7 @@ def main() -> None:
     whole = sum(cache_bytes(group_layouts(CacheConfig(), groups), n_ctx=options.context))
     ladder = parse_ladder(options.ladder)
     config = CacheConfig(
-        *ladder[0],
-        n_ctx=options.context,
-        kv_budget=int(options.share * whole),
-        kv_ladder=ladder,
+        *ladder[0], n_ctx=options.context, kv_budget=int(options.share * whole), kv_ladder=ladder
     )
     cache = KVCache(group_layouts(config, groups), n_ctx=options.context, arrays=NumpyArrays())
     cache.warm_up_ladder()  # as an engine does before its first text

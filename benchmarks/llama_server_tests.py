@@ -130,10 +130,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "one line break is between the parts of a message; llama.cpp has two where the message is "
         "to be continued, and one elsewhere",
     ),
-    (
-        "cache_vs_nocache_prompt",
-        'llama.cpp skips it: "This test fails on linux, need to be fixed"',
-    ),
+    ("cache_vs_nocache_prompt", 'llama.cpp skips it: "This test fails on linux, need to be fixed"'),
     ("local_media", "images are not there; besides, no path of a request leads to a file"),
     ("image|vision", "images are not there: status 501"),
     (

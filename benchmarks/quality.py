@@ -37,10 +37,7 @@ from quality_table import full_table, insert_tables  # noqa: E402
 from localkv.errors import LocalKVError  # noqa: E402
 from localkv.system.threads import n_threads  # noqa: E402
 
-TWINS = {
-    "K x8, V x2": Outliers(),
-    "K x16, V x4": Outliers(k_strength=16, v_strength=4),
-}
+TWINS = {"K x8, V x2": Outliers(), "K x16, V x4": Outliers(k_strength=16, v_strength=4)}
 
 
 def measure_all(args: argparse.Namespace, scope: Scope, twins: Mapping[str, Outliers]) -> Report:

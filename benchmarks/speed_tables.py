@@ -36,26 +36,13 @@ class SpeedTable:
 
 
 TABLES: Mapping[str, SpeedTable] = {
-    "types": SpeedTable(
-        shapes=("llama-1.1b@4",),
-        types=ALL_TYPES,
-    ),
-    "experts": SpeedTable(
-        shapes=EXPERT_SHAPES,
-        types=("q4_0", "q4_K", "mxfp4"),
-    ),
+    "types": SpeedTable(shapes=("llama-1.1b@4",), types=ALL_TYPES),
+    "experts": SpeedTable(shapes=EXPERT_SHAPES, types=("q4_0", "q4_K", "mxfp4")),
     "depth": SpeedTable(
-        pairs=PAIRS,
-        depths=(0, 8192, 32768),
-        tests=("tg",),
-        decode=8,
-        repeats=True,
+        pairs=PAIRS, depths=(0, 8192, 32768), tests=("tg",), decode=8, repeats=True
     ),
     "sequences": SpeedTable(
-        pairs=("f16", "q8_0/q4_0"),
-        depths=(1024,),
-        decode=8,
-        parallel=(1, 4, 8),
+        pairs=("f16", "q8_0/q4_0"), depths=(1024,), decode=8, parallel=(1, 4, 8)
     ),
     "models": SpeedTable(
         shapes=("gemma3-1b", "lfm2-1.2b", "qwen35-2b", "gemma4-e2b", "phi-4-mini@8"),
@@ -63,8 +50,6 @@ TABLES: Mapping[str, SpeedTable] = {
         depths=(0, 4096),
     ),
     "models with experts": SpeedTable(
-        shapes=("gpt-oss-20b@4", "deepseek-v2-lite@27x8"),
-        types=("q4_0", "q4_K"),
-        depths=(0, 4096),
+        shapes=("gpt-oss-20b@4", "deepseek-v2-lite@27x8"), types=("q4_0", "q4_K"), depths=(0, 4096)
     ),
 }

@@ -31,16 +31,10 @@ COMMANDS = {
     "complete": ("localkv.commands.complete", "Continue a prompt, or answer it."),
     "serve": ("localkv.commands.serve", "Serve a model over HTTP."),
     "embed": ("localkv.commands.embed", "Turn texts into vectors."),
-    "perplexity": (
-        "localkv.commands.perplexity",
-        "Measure how well a cache type predicts a text.",
-    ),
+    "perplexity": ("localkv.commands.perplexity", "Measure how well a cache type predicts a text."),
     "bench": ("localkv.commands.bench", "Measure how fast a model runs."),
     "plan": ("localkv.commands.plan", "Say what fits in memory."),
-    "calibrate": (
-        "localkv.commands.calibrate",
-        "Measure which layers need which cache types.",
-    ),
+    "calibrate": ("localkv.commands.calibrate", "Measure which layers need which cache types."),
     "show": ("localkv.commands.show", "Show what is in a model file."),
     "tokenize": ("localkv.commands.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.commands.tokenize", "Turn token ids into text."),

@@ -59,9 +59,7 @@ class ModelClosedError(LocalKVError):
     """A call of a model after it was closed."""
 
     def __init__(
-        self,
-        message: str = "the model is closed",
-        hint: str | None = "load it again with LLM(...)",
+        self, message: str = "the model is closed", hint: str | None = "load it again with LLM(...)"
     ) -> None:
         super().__init__(message, hint)
 

@@ -651,12 +651,7 @@ class TextModel(LoadedModel):
             DoesNotFitError: there is no memory for an f16 cache.
             UsageError: the cache has a budget, and the stream kept nothing.
         """
-        from localkv.engine.audit import (
-            CancelledReadingError,
-            SecondReading,
-            audit_of,
-            long_batch,
-        )
+        from localkv.engine.audit import CancelledReadingError, SecondReading, audit_of, long_batch
 
         generation, started = stream.generation, time.perf_counter()
         stats = generation.stats

@@ -196,12 +196,7 @@ class Transformer:
         return None if moved is None else self.backend.run_next(self._stack, moved)
 
     def next_guesses(
-        self,
-        token_ids: Sequence[int],
-        position: int,
-        before: Batch,
-        n_ctx: int,
-        guessing: Guessing,
+        self, token_ids: Sequence[int], position: int, before: Batch, n_ctx: int, guessing: Guessing
     ) -> Guessed | None:
         """Guess the most probable tokens after generated ones, as `Backend.run_guesses` does.
 

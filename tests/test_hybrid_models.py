@@ -279,11 +279,7 @@ def test_a_measurement_that_shows_prompts_unpacked_rows(tmp_path: Path) -> None:
     model = model_of(hybrid("qwen35").write(tmp_path / "model.gguf"))
     layouts = [GroupLayout(group, (SegmentSpec("q4_0", "q4_0"),)) for group in model.config.groups]
     cache = ExactPrefillCache(
-        layouts,
-        n_batch=64,
-        n_ctx=64,
-        arrays=model.backend.arrays,
-        states=model.config.states,
+        layouts, n_batch=64, n_ctx=64, arrays=model.backend.arrays, states=model.config.states
     )
     got = run(model, cache, IDS)
     exact = run(model, new_cache(model, SegmentSpec("f32", "f32")), IDS)

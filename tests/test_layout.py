@@ -49,10 +49,7 @@ def test_helpers_hold_no_tests() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("folder", "left_out"),
-    [("tests", 3), ("tests/interpreter", 1)],
-)
+@pytest.mark.parametrize(("folder", "left_out"), [("tests", 3), ("tests/interpreter", 1)])
 def test_a_run_says_what_it_leaves_out(folder: str, left_out: int) -> None:
     nothing = ["--collect-only", "--quiet", "--ignore-glob=*/test_*.py", "-p", "no:cacheprovider"]
     done = subprocess.run(

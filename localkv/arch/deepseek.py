@@ -126,10 +126,7 @@ def minicpm3(facts: Facts) -> ModelSpec:
     residual_scale = MINICPM_DEPTH / math.sqrt(facts.n_layers)
     layers = [replace(layer, residual_scale=residual_scale)] * facts.n_layers
     return plain.model(
-        facts,
-        layers,
-        embedding_scale=MINICPM_EMBEDDING,
-        logit_scale=MINICPM_WIDTH / facts.n_embd,
+        facts, layers, embedding_scale=MINICPM_EMBEDDING, logit_scale=MINICPM_WIDTH / facts.n_embd
     )
 
 

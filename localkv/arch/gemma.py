@@ -45,17 +45,14 @@ def _attention(facts: Facts, scaled_by_embedding: int) -> AttentionSpec:
     if facts.n_layers != scaled_by_embedding:
         return attention
     return replace(
-        attention,
-        params=AttentionParams(1.0 / math.sqrt(facts.n_embd // attention.n_heads)),
+        attention, params=AttentionParams(1.0 / math.sqrt(facts.n_embd // attention.n_heads))
     )
 
 
 def gemma(facts: Facts) -> ModelSpec:
     attention, mlp = plain.attention(facts, interleaved=False), plain.mlp(facts, "gelu")
     return plain.model(
-        facts,
-        plain.layer(facts, attention, mlp),
-        embedding_scale=math.sqrt(facts.n_embd),
+        facts, plain.layer(facts, attention, mlp), embedding_scale=math.sqrt(facts.n_embd)
     )
 
 
@@ -285,10 +282,7 @@ def gemma3n(facts: Facts) -> ModelSpec:
     laurel = LaurelSpec(rank, facts.rms_norm("laurel_post_norm"))
     mlp = plain.mlp(facts, "gelu")
     layers = [
-        replace(
-            _layer(facts, attention, replace(mlp, sparsity=sparsity), width),
-            laurel=laurel,
-        )
+        replace(_layer(facts, attention, replace(mlp, sparsity=sparsity), width), laurel=laurel)
         for attention, sparsity in zip(_sharing_kv(own, n_shared), _sparsities(facts), strict=True)
     ]
     n_streams = facts.integer("altup.num_inputs", STREAMS)

@@ -82,9 +82,7 @@ def pangu(facts: Facts) -> ModelSpec:
 def maincoder(facts: Facts) -> ModelSpec:
     """Norms of q and k after RoPE."""
     attention = replace(
-        plain.attention(facts, interleaved=True),
-        **plain.head_norms(facts),
-        norms_after_rope=True,
+        plain.attention(facts, interleaved=True), **plain.head_norms(facts), norms_after_rope=True
     )
     return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
@@ -95,9 +93,7 @@ def cogvlm(facts: Facts) -> ModelSpec:
     attention = replace(attention, rope=RopeSpec(attention.key_dim, interleaved=False))
     of_images = tuple(f"blk.{i}.vis_" for i in range(facts.n_layers))
     return plain.model(
-        facts,
-        plain.layer(facts, attention, plain.mlp(facts)),
-        ignored_tensors=of_images,
+        facts, plain.layer(facts, attention, plain.mlp(facts)), ignored_tensors=of_images
     )
 
 

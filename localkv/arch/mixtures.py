@@ -35,9 +35,7 @@ def olmoe(facts: Facts) -> ModelSpec:
 def hunyuan_moe(facts: Facts) -> ModelSpec:
     """Norms of q and k come after RoPE; a shared expert for every token."""
     attention = replace(
-        plain.attention(facts, interleaved=False),
-        **plain.head_norms(facts),
-        norms_after_rope=True,
+        plain.attention(facts, interleaved=False), **plain.head_norms(facts), norms_after_rope=True
     )
     n_ff = facts.same_in_all_layers("feed_forward_length")
     n_shared = facts.integer("expert_shared_feed_forward_length", 0) or n_ff
@@ -184,11 +182,7 @@ def gpt_oss(facts: Facts) -> ModelSpec:
     attention = replace(plain.attention(facts, interleaved=False), sinks="attn_sinks")
     assert attention.rope is not None
     moe = experts(
-        facts,
-        gating="softmax_of_chosen",
-        renormalise=False,
-        activation="swiglu_oai",
-        biased=True,
+        facts, gating="softmax_of_chosen", renormalise=False, activation="swiglu_oai", biased=True
     )
     layer = LayerSpec(
         attention, moe, facts.rms_norm("attn_norm"), facts.rms_norm("post_attention_norm")

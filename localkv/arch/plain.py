@@ -71,11 +71,7 @@ def post_norms(facts: Facts) -> dict[str, Any]:
 
 
 def mlp(
-    facts: Facts,
-    activation: Activation = "silu",
-    *,
-    gated: bool = True,
-    layer: int | None = None,
+    facts: Facts, activation: Activation = "silu", *, gated: bool = True, layer: int | None = None
 ) -> MlpSpec:
     """A dense block.
 

@@ -62,10 +62,7 @@ class ParallelTest:
         """A cache with room for it, and for the prompts as they are kept between its two halves."""
         n_pages = self.n_parallel * (pages_for(self.n_ctx) + 1)
         return replace(
-            like,
-            n_ctx=self.n_ctx,
-            n_sequences=self.n_parallel,
-            n_tokens=n_pages * PAGE_TOKENS,
+            like, n_ctx=self.n_ctx, n_sequences=self.n_parallel, n_tokens=n_pages * PAGE_TOKENS
         )
 
 

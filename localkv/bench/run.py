@@ -146,9 +146,7 @@ class _Bench:
         records = self.subject.model.backend.records
         self._seconds(
             BenchTest(
-                test.n_prompt,
-                test.n_gen if records else min(test.n_gen, WARM_UP_GEN),
-                test.n_depth,
+                test.n_prompt, test.n_gen if records else min(test.n_gen, WARM_UP_GEN), test.n_depth
             )
         )
 

@@ -512,10 +512,7 @@ class LayerArrays:
 
 
 def segment_batch(
-    rows: SegmentRows,
-    parts: Seq[tuple[Sequence, Seq[int]]],
-    starts: Seq[int],
-    arrays: Arrays,
+    rows: SegmentRows, parts: Seq[tuple[Sequence, Seq[int]]], starts: Seq[int], arrays: Arrays
 ) -> SegmentBatch:
     """A batch's part in a segment whose pages keep their types.
 

@@ -131,12 +131,7 @@ class PagePool:
     """
 
     def __init__(
-        self,
-        index: int,
-        layout: GroupLayout,
-        pool: PoolLayout,
-        n_pages: int,
-        keeper: Keeper,
+        self, index: int, layout: GroupLayout, pool: PoolLayout, n_pages: int, keeper: Keeper
     ) -> None:
         self.index = index
         self.keeper = keeper

@@ -92,11 +92,7 @@ class Conversation:
             self.leaf_id = newest[self.leaf_id]
 
     def prompt(
-        self,
-        system_prompt: str,
-        *,
-        since: Message | None = None,
-        before: Message | None = None,
+        self, system_prompt: str, *, since: Message | None = None, before: Message | None = None
     ) -> list[dict[str, str]]:
         """The prompt's messages, without an answer that is still empty.
 

@@ -141,11 +141,7 @@ class Models:
         return replace(options, model=str(model), arguments=arguments)
 
     def check(
-        self,
-        options: EngineOptions,
-        *,
-        backend: str | None = None,
-        running_pid: int | None = None,
+        self, options: EngineOptions, *, backend: str | None = None, running_pid: int | None = None
     ) -> None:
         """Find out whether an engine could load a model.
 

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.commands.model_file import fetched
-from localkv.commands.options import (
-    OUTPUT,
-    Panel,
-    hf_file_option,
-    json_option,
-    reference_argument,
-)
+from localkv.commands.options import OUTPUT, Panel, hf_file_option, json_option, reference_argument
 from localkv.commands.output import TextOutput, note, one_line, say, table, warn
 from localkv.commands.parsing import Command
 from localkv.errors import ModelFileError, UsageError, byte_size

@@ -303,12 +303,7 @@ class SecondReading:
         return self._read(base, ids[:-1], n_prompt, n_prompt - 1, read, n_read=n_read)
 
     def _both(
-        self,
-        n_tokens: int,
-        ids: Sequence[int],
-        n_prompt: int,
-        first: int,
-        following: Sequence[int],
+        self, n_tokens: int, ids: Sequence[int], n_prompt: int, first: int, following: Sequence[int]
     ) -> Iterator[Compared]:
         """Compare both caches, with room for `n_tokens`, in the positions from `first` on;
         `following` are the tokens after each of them."""

@@ -171,11 +171,7 @@ class CacheSlot:
         self.cache.checkpoint(self.sequence)
 
     def evaluate(
-        self,
-        ids: Sequence[int],
-        logits: Wanted = "last",
-        *,
-        generated: bool = False,
+        self, ids: Sequence[int], logits: Wanted = "last", *, generated: bool = False
     ) -> Array:
         """Run `ids`, in one batch, after those that are held: float32 [rows, n_vocab], as wanted.
 
@@ -271,12 +267,7 @@ class CacheSlot:
             self.cache.states.keep(self.sequence)
 
     def forward(
-        self,
-        model: Transformer,
-        ids: Sequence[int],
-        logits: Wanted,
-        *,
-        generated: bool,
+        self, model: Transformer, ids: Sequence[int], logits: Wanted, *, generated: bool
     ) -> Array:
         """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
         self.use_threads(len(ids))

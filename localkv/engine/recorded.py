@@ -255,11 +255,7 @@ class DecodeLoop:
             yield waiting.value()
 
     def _write_inputs(
-        self,
-        bucket: Bucket,
-        sequences: Seq[Sequence],
-        tokens: Seq[int],
-        positions: Seq[int],
+        self, bucket: Bucket, sequences: Seq[Sequence], tokens: Seq[int], positions: Seq[int]
     ) -> None:
         write, inputs = self.arrays.write, bucket.inputs
         write(inputs.tokens, tokens)

@@ -371,10 +371,7 @@ class BatchDrafts:
         return self.rows.reserve_drafts(part.request, part.n_tokens, len(drafts))
 
     def measured(
-        self,
-        parts: Sequence[Part],
-        generations: Mapping[int, Generation],
-        seconds: float,
+        self, parts: Sequence[Part], generations: Mapping[int, Generation], seconds: float
     ) -> None:
         """Note what a step took, all of whose requests generate."""
         n_texts, prices = len(parts), self._prices_of(len(parts))

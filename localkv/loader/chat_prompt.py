@@ -27,13 +27,7 @@ from localkv.loader.chat_messages import (
     shows_tools,
     tools_for,
 )
-from localkv.loader.chat_template import (
-    THINK,
-    ChatTemplate,
-    ChatTokenizer,
-    Segment,
-    encode_prompt,
-)
+from localkv.loader.chat_template import THINK, ChatTemplate, ChatTokenizer, Segment, encode_prompt
 
 EFFORT = "reasoning_effort"
 """The variable that tells some templates, gpt-oss's first, how much the model reasons."""

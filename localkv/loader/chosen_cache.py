@@ -235,12 +235,7 @@ def chosen_cache(
     if profile is not None and not isinstance(profile, KVProfile):
         profile = model_profile(gguf, profile)
     found = profiled(
-        cache,
-        profile,
-        bits,
-        names_types=names_types,
-        groups=config.groups,
-        n_batch=n_batch,
+        cache, profile, bits, names_types=names_types, groups=config.groups, n_batch=n_batch
     )
     smoothing = Smoothing.in_use(found.cache, profile)
     check_cache(found.cache, config.groups)

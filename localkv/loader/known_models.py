@@ -133,8 +133,7 @@ def shape_and_type(name: str) -> tuple[str, str]:
     _check_name(shape)
     if not colon:
         raise UsageError(
-            f"--synthetic {name} names no type of weights",
-            hint=f"as in --synthetic {shape}:q4_0",
+            f"--synthetic {name} names no type of weights", hint=f"as in --synthetic {shape}:q4_0"
         )
     return shape, {known.lower(): known for known in FORMATS}.get(type_name, type_name)
 

@@ -140,10 +140,7 @@ NAMED_TEMPLATES = {
         "### Response:\n",
     ),
     "deepseek2": _turns(
-        "User: {text}\n\n",
-        "Assistant: {text}<｜end▁of▁sentence｜>",
-        "{text}\n\n",
-        "Assistant:",
+        "User: {text}\n\n", "Assistant: {text}<｜end▁of▁sentence｜>", "{text}\n\n", "Assistant:"
     ),
     "deepseek3": _turns(
         "<｜User｜>{text}",
@@ -262,10 +259,7 @@ NAMED_TEMPLATES = {
         "<|im_start|>{role}<|im_sep|>{text}<|im_end|>", opening="<|im_start|>assistant<|im_sep|>"
     ),
     "rwkv-world": _turns(
-        "User: {trimmed}\n\n",
-        "Assistant: {trimmed}\n\n",
-        "System: {trimmed}\n\n",
-        "Assistant:",
+        "User: {trimmed}\n\n", "Assistant: {trimmed}\n\n", "System: {trimmed}\n\n", "Assistant:"
     ),
     "seed_oss": _turns(
         "<seed:bos>{role}\n{text}<seed:eos>",
@@ -284,10 +278,7 @@ NAMED_TEMPLATES = {
         "USER: {text}\n", "ASSISTANT: {text}</s>\n", "SYSTEM: {text}\n", "ASSISTANT:"
     ),
     "yandex": _turns(
-        " Пользователь: {text}\n\n",
-        " Ассистент: {text}\n\n",
-        " {text}\n\n",
-        " Ассистент:[SEP]",
+        " Пользователь: {text}\n\n", " Ассистент: {text}\n\n", " {text}\n\n", " Ассистент:[SEP]"
     ),
     "zephyr": _turns("<|{role}|>\n{text}<|endoftext|>\n", opening="<|assistant|>\n"),
 }

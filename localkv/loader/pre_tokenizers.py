@@ -134,10 +134,7 @@ _YOUTU_SCRIPTS = (
 )
 
 _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
-    (
-        "default",
-        PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ),
+    ("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
     (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
         PreTokenizer((_llama3(_THREE_DIGITS),), ignore_merges=True, add_bos=True),
@@ -160,10 +157,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
         PreTokenizer((r"\p{N}", _GPT2)),
     ),
-    (
-        "falcon",
-        PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    ),
+    ("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
     (
         "deepseek-llm",
         PreTokenizer(
@@ -184,36 +178,18 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     (
         "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
         PreTokenizer(
-            (
-                _THREE_DIGITS,
-                _DEEPSEEK3_KANA,
-                rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES_AND_SPACES}",
-            )
+            (_THREE_DIGITS, _DEEPSEEK3_KANA, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES_AND_SPACES}")
         ),
     ),
     (
         "spark2_5",
         PreTokenizer(
-            (
-                _THREE_DIGITS,
-                _DEEPSEEK3_KANA,
-                rf"{_DEEPSEEK3_WORDS}|[\r\n]|{_SPACES}",
-                r"\p{N}",
-            )
+            (_THREE_DIGITS, _DEEPSEEK3_KANA, rf"{_DEEPSEEK3_WORDS}|[\r\n]|{_SPACES}", r"\p{N}")
         ),
     ),
     ("minicpm5", PreTokenizer((_THREE_DIGITS, _llama3(r"\p{N}+")), ignore_merges=True)),
     ("jais-2", PreTokenizer((_llama3(_THREE_DIGITS, _JAIS2_SPACES),))),
-    (
-        "youtu",
-        PreTokenizer(
-            (
-                _YOUTU_SCRIPTS,
-                _LETTERS_AND_MARKS % _ONE_DIGIT,
-            ),
-            ignore_merges=True,
-        ),
-    ),
+    ("youtu", PreTokenizer((_YOUTU_SCRIPTS, _LETTERS_AND_MARKS % _ONE_DIGIT), ignore_merges=True)),
     ("tiny_aya cohere2moe", PreTokenizer((*_THREES, _LETTERS_AND_MARKS % _THREE_DIGITS))),
     (
         "granite-embed-multi-97m",

@@ -87,10 +87,7 @@ def v_can_change(config: ModelSpec, layer: int) -> bool:
 
 
 def channel_factors(
-    config: ModelSpec,
-    names: Collection[str],
-    k: Mapping[int, Factors],
-    v: Mapping[int, Factors],
+    config: ModelSpec, names: Collection[str], k: Mapping[int, Factors], v: Mapping[int, Factors]
 ) -> dict[str, Factors]:
     """What each tensor that changes is multiplied with, in a shape that broadcasts.
 

@@ -205,11 +205,7 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def stream_decoder(
-        self,
-        after: Sequence[int] = (),
-        *,
-        skip_special: bool = False,
-        kept: Container[int] = (),
+        self, after: Sequence[int] = (), *, skip_special: bool = False, kept: Container[int] = ()
     ) -> StreamDecoder:
         """A decoder for a sequence that grows.
 
@@ -425,12 +421,7 @@ class StreamDecoder:
     """
 
     def __init__(
-        self,
-        tokenizer: _Pieces,
-        *,
-        after_text: bool,
-        skip_special: bool,
-        kept: Container[int] = (),
+        self, tokenizer: _Pieces, *, after_text: bool, skip_special: bool, kept: Container[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
         self._after_text = after_text

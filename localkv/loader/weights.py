@@ -376,10 +376,7 @@ def _beta_alpha(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> tuple[Li
     """What makes beta and alpha; in Qwen3-Next's files one tensor, by key head."""
     n_heads = spec.n_value_heads
     if not read.has("ssm_ba.weight"):
-        return (
-            read.linear("ssm_beta", n_heads, n_embd),
-            read.linear("ssm_alpha", n_heads, n_embd),
-        )
+        return (read.linear("ssm_beta", n_heads, n_embd), read.linear("ssm_alpha", n_heads, n_embd))
     n_shared = n_heads // spec.n_key_heads
     parts = ((n_shared,), (n_shared,))
     beta, alpha = read.rows_of("ssm_ba", spec.n_key_heads, parts, n_embd)

@@ -145,7 +145,7 @@ class Budgeted:
             page = len(layout.group.layers) * sizes.unit * sizes.units[-1]
             raise DoesNotFitError(
                 f"--kv-budget {byte_size(budget)} has no room for a page of {PAGE_TOKENS} tokens, "
-                f"{byte_size(page)} in {types}",
+                f"{byte_size(page)} in {types}"
             )
         if room >= cache.n_ctx:
             return cache, []

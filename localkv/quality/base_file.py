@@ -215,8 +215,7 @@ class BaseFile:
             raise UsageError(f"{base} was made from another text")
         if n < len(chunks):
             raise UsageError(
-                f"{base} has {n} chunks, but the text has {len(chunks)}",
-                hint=f"use --chunks {n}",
+                f"{base} has {n} chunks, but the text has {len(chunks)}", hint=f"use --chunks {n}"
             )
 
     def logits(self, number: int) -> Logits:

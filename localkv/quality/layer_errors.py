@@ -47,10 +47,7 @@ def attending(config: ModelSpec) -> list[tuple[int, int]]:
 
 
 def layer_errors(
-    model: Transformer,
-    ids: Sequence[int],
-    cache: CacheConfig,
-    variants: dict[int, list[Variant]],
+    model: Transformer, ids: Sequence[int], cache: CacheConfig, variants: dict[int, list[Variant]]
 ) -> dict[Key, float]:
     """|moved|² / |added|² of each layer and variant, summed over the layers that read its rows.
 
@@ -73,9 +70,7 @@ def layer_errors(
         (BASE, BASE) if index in variants else None for index in range(model.config.n_layers)
     )
     engine = Engine(
-        Transformer(model.config, model.weights, backend),
-        with_types(cache, base),
-        n_batch=len(ids),
+        Transformer(model.config, model.weights, backend), with_types(cache, base), n_batch=len(ids)
     )
     engine.evaluate(ids)
     return replay.errors

@@ -154,10 +154,7 @@ def _logits(
 
 
 def _score(
-    model: Transformer,
-    chunk: Sequence[int],
-    batches: Iterable[Logits],
-    base_logits: Logits | None,
+    model: Transformer, chunk: Sequence[int], batches: Iterable[Logits], base_logits: Logits | None
 ) -> TokenScores:
     targets = np.array(chunk[first_scored(len(chunk)) + 1 :])
     n_rows = max(1, BLOCK_VALUES // model.config.n_vocab)

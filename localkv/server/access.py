@@ -249,9 +249,7 @@ class Guard:
         if origin is None or may_call(origin, self._front.settings.cors) or is_same(origin, host):
             return
         raise RequestError(
-            403,
-            f"pages of {origin!r:.100} may not call this server",
-            "start it with --cors ORIGIN",
+            403, f"pages of {origin!r:.100} may not call this server", "start it with --cors ORIGIN"
         )
 
 

@@ -297,11 +297,9 @@ def openai_usage(ends: Sequence[Ended], n: int | None = None) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(end.usage.cached_tokens for end in firsts),
-        },
+        "prompt_tokens_details": {"cached_tokens": sum(end.usage.cached_tokens for end in firsts)},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(end.usage.reasoning_tokens for end in ends),
+            "reasoning_tokens": sum(end.usage.reasoning_tokens for end in ends)
         },
     }
 

@@ -138,11 +138,7 @@ class PromptModel(TokenizedModel):
             )
 
     def conversation(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        most: int | None = None,
-        **options: Any,
+        self, messages: Sequence[Mapping[str, Any]], *, most: int | None = None, **options: Any
     ) -> ChatPrompt:
         """A conversation as the model reads it. `TextModel.chat_prompt` describes the arguments.
 

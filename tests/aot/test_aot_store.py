@@ -226,12 +226,4 @@ def test_kinds_of_attention(arch: int, kind: str) -> None:
         **constants,
     )
     queries = {name: value for name, value in constants.items() if name != "v_norm_ptr"}
-    check(
-        query_kernel,
-        arch,
-        name,
-        rows,
-        HEAD_DIM=head_dim,
-        WIDTH=padded(head_dim),
-        **queries,
-    )
+    check(query_kernel, arch, name, rows, HEAD_DIM=head_dim, WIDTH=padded(head_dim), **queries)

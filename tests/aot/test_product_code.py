@@ -13,13 +13,7 @@ import pytest
 from localkv.arch.spec import Activation
 from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 from localkv.quant_formats import WEIGHT_FORMATS
-from support.aot.aot_report import (
-    ARCHS,
-    BUDGET_FACTOR,
-    ONE_TOKEN_FACTOR,
-    SHARED_KIB,
-    gpus_in_turn,
-)
+from support.aot.aot_report import ARCHS, BUDGET_FACTOR, ONE_TOKEN_FACTOR, SHARED_KIB, gpus_in_turn
 from support.aot.product_builds import Build, experts_down_build, gate_up_build, linear_build
 from support.quick import quick
 

@@ -19,8 +19,7 @@ from support.headers import Header, header_of
 
 FEW = ("llama", "gemma2", "granite", "olmo2", "phi3")
 every_architecture = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in ARCHS],
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in ARCHS]
 )
 
 

@@ -42,10 +42,7 @@ def turned(x: np.ndarray, interleaved: bool) -> np.ndarray:
     first, second = (
         (slice(0, None, 2), slice(1, None, 2))
         if interleaved
-        else (
-            slice(0, half),
-            slice(half, None),
-        )
+        else (slice(0, half), slice(half, None))
     )
     y = x.copy()
     y[..., first] = x[..., first] * cos - x[..., second] * sin

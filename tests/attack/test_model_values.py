@@ -16,12 +16,7 @@ from localkv.loader.metadata import OF_MODELS, Metadata, range_of
 from localkv.loader.model_header import model_spec
 from localkv.loader.vocabulary import read_vocabulary
 from support.attack.extreme_values import KINDS, Change, base_model, sampled, take_apart
-from support.attack.limited_child import (
-    forget_peak,
-    limit_growth,
-    peak_bytes,
-    run_limited,
-)
+from support.attack.limited_child import forget_peak, limit_growth, peak_bytes, run_limited
 from support.program import Program
 from support.tiny_model import write_tiny_model
 

@@ -43,7 +43,7 @@ def bench(program: Any, tiny_model: Path) -> Any:
 
 def test_every_prompt_generation_and_number_with_every_pair(bench: Any) -> None:
     lines = bench(
-        *("-p", "8,16", "-n", "4", "--parallel", "1,3", "-ctk", "f16,q8_0", "-o", "jsonl"),
+        *("-p", "8,16", "-n", "4", "--parallel", "1,3", "-ctk", "f16,q8_0", "-o", "jsonl")
     ).splitlines()
     rows = [json.loads(line) for line in lines]
     assert list(rows[0])[: len(PEER_KEYS)] == PEER_KEYS

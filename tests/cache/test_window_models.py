@@ -15,15 +15,7 @@ from localkv.loader.weights import load_model
 
 IDS = np.random.default_rng(9).integers(64, size=1700).tolist()
 QUICK = ("gemma3", "gemma4")
-SLOW = (
-    "cohere2",
-    "exaone4-swa",
-    "gemma2",
-    "gemma3n",
-    "gemma4-moe",
-    "gpt-oss",
-    "olmo3",
-)
+SLOW = ("cohere2", "exaone4-swa", "gemma2", "gemma3n", "gemma4-moe", "gpt-oss", "olmo3")
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,7 @@ BACKENDS = {"cpu": cpu_backend, "reference": reference_backend}
 
 
 def logits_of(
-    path: Path,
-    backend: Backend,
-    ids: list[int],
-    chunks: list[int],
-    n_batch: int | None,
+    path: Path, backend: Backend, ids: list[int], chunks: list[int], n_batch: int | None
 ) -> list[bytes]:
     """Logits after each chunk; one of a single token counts as generated."""
     model, _ = load_model(path, backend)

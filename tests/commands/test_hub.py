@@ -17,14 +17,7 @@ from localkv.loader.metadata import FILE_TYPES
 from support.fake_hub import COMMIT, FakeHub
 from support.fake_llm import FakeLLM
 from support.paths import ROOT
-from support.program import (
-    Program,
-    clean_env,
-    hub_env,
-    loaded_by,
-    localkv_process,
-    on_terminal,
-)
+from support.program import Program, clean_env, hub_env, loaded_by, localkv_process, on_terminal
 from support.waiting import wait_for
 
 REPO = "org/tiny-GGUF"

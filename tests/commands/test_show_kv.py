@@ -302,7 +302,4 @@ def test_without_matplotlib_there_is_a_hint(
         "importlib.util.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
     done = program("show", profile_file, "--kv", "--plot", tmp_path / "kv.png")
-    assert done.err_lines == [
-        "error: --plot needs matplotlib",
-        "hint: pip install 'localkv[plot]'",
-    ]
+    assert done.err_lines == ["error: --plot needs matplotlib", "hint: pip install 'localkv[plot]'"]

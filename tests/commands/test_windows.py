@@ -46,10 +46,7 @@ def groups_of(result: Any) -> list[tuple[int, int, str, str, int]]:
 def test_plan_shows_where_the_bytes_are(program: Program, path: Path) -> None:
     asked = ("plan", path, "--memory", "1GiB", "-ctk", "q8_0", "-ctv", "q4_0", "-ctk-swa", "f16")
     (pair,) = json.loads(program(*asked, "--json").out)["pairs"]
-    assert groups_of(pair["groups"]) == [
-        (2, 7, "f16", "q4_0", ROWS),
-        (1, 0, "q8_0", "q4_0", N_CTX),
-    ]
+    assert groups_of(pair["groups"]) == [(2, 7, "f16", "q4_0", ROWS), (1, 0, "q8_0", "q4_0", N_CTX)]
     for side in ("cache_k", "cache_v"):
         assert pair[side] == sum(group[side] for group in pair["groups"])
     lines = program(*asked).out.splitlines()

@@ -176,11 +176,7 @@ def second_reading(
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> SecondReading:
     return SecondReading(
-        llm.engine.model,
-        llm.cache,
-        n_batch=64,
-        check_room=check_room,
-        is_cancelled=is_cancelled,
+        llm.engine.model, llm.cache, n_batch=64, check_room=check_room, is_cancelled=is_cancelled
     )
 
 

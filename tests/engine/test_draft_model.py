@@ -94,11 +94,7 @@ PAIRS = [("q8_0", "q4_0"), ("f16", "f16"), ("q2_1c", "q2_1"), ("nuq3", "nuq4")]
 
 
 @pytest.mark.parametrize(
-    "pair",
-    [
-        PAIRS[0],
-        *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[1:]),
-    ],
+    "pair", [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[1:])]
 )
 def test_the_text_is_the_one_without_a_draft(
     models: list[Transformer], pair: tuple[str, str]

@@ -58,10 +58,7 @@ CONVERTED = {
     "packed": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["packed"]),
     "tail": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["tail"]),
     "channels": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["channels"]),
-    "codebooks": (
-        CacheConfig("f32", "f32", n_ctx=N_CTX, kv_codebooks=BOOKS),
-        CACHES["codebooks"],
-    ),
+    "codebooks": (CacheConfig("f32", "f32", n_ctx=N_CTX, kv_codebooks=BOOKS), CACHES["codebooks"]),
 }
 Load = Callable[..., Transformer]
 
@@ -353,12 +350,7 @@ def test_damaged_files_change_nothing(load: Load, tmp_path: Path, count: int) ->
     save_state(engine.slot, path, IDENTITY | {"choices": choices_json(CACHES["tail"])})
     data, file = path.read_bytes(), StateFile(path)
     tensors = [
-        StateTensor(
-            name,
-            dtype,
-            shape,
-            in_parts(file.tensor(name)),
-        )
+        StateTensor(name, dtype, shape, in_parts(file.tensor(name)))
         for name, (dtype, shape, _) in file._tensors.items()
     ]
     n_loaded = 0

@@ -11,12 +11,7 @@ import pytest
 
 from localkv.chat.engine import EngineOptions
 from localkv.engine_process.text_server import Inbox
-from localkv.engine_process.texts import (
-    Again,
-    SlotDone,
-    Submit,
-    to_engine,
-)
+from localkv.engine_process.texts import Again, SlotDone, Submit, to_engine
 from localkv.engine_process.wire import LENGTH, Cancel, SlotAction, framed
 from localkv.sampling.params import SamplingParams
 from localkv.server.engine_client import TextClient, _with_less_said_again

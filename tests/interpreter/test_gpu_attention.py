@@ -59,13 +59,7 @@ def check(
     want, want_lse = plain_attention(rows, scale, softcap=softcap, sinks=sinks, **sees)
     spoil_unseen_pages(rows, params)
     out, lse = segment_attention(
-        gpu,
-        rows.q,
-        rows.segment,
-        rows.seg_batch,
-        rows.batch,
-        params,
-        sinks=sinks,
+        gpu, rows.q, rows.segment, rows.seg_batch, rows.batch, params, sinks=sinks
     )
     # q, K, V and the weights are rounded to fp16, with a relative error of 2 ** -11 = 5e-4 each
     assert float((out - want).norm() / want.norm()) < 1.5e-3

@@ -25,8 +25,7 @@ make = partial(grouped_rows, store=store_kv_gpu, pack=pack_groups_gpu)
 
 
 @pytest.mark.parametrize(
-    ("name", "rotation"),
-    quick(zip(NAMES, (0, 32, 0, 32), strict=True), [("q4_1c", 32)]),
+    ("name", "rotation"), quick(zip(NAMES, (0, 32, 0, 32), strict=True), [("q4_1c", 32)])
 )
 def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None:
     rotations = rotation, rotation

@@ -55,8 +55,7 @@ def test_scan(rows: int, predicts: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "lfm2" else pytest.mark.slow) for name in KEYS],
+    "name", [pytest.param(name, marks=() if name == "lfm2" else pytest.mark.slow) for name in KEYS]
 )
 def test_models(name: str, tmp_path: Path) -> None:
     """A prompt, and tokens one at a time."""

@@ -14,12 +14,7 @@ from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.kernels.attention import attention, store_rotated
 from localkv.kernels.reference.backend import attention_reference, hadamard_transform, store_kv
-from support.attention_checks import (
-    check,
-    check_rows_without_keys,
-    check_windows,
-    plain,
-)
+from support.attention_checks import check, check_rows_without_keys, check_windows, plain
 from support.cache_types import NAMES, PAIRS
 from support.torch_edge import torch_cache
 
@@ -145,10 +140,7 @@ def test_scales_of_heads_bring_rows_into_range() -> None:
     group=st.integers(1, 4),
 )
 def test_ragged_batches(
-    lengths: list[tuple[int, int]],
-    bounds: tuple[int, ...],
-    n_kv_heads: int,
-    group: int,
+    lengths: list[tuple[int, int]], bounds: tuple[int, ...], n_kv_heads: int, group: int
 ) -> None:
     check(
         attention_reference,

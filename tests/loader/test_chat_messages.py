@@ -23,8 +23,7 @@ RECORDED = json.loads((DATA / "transformers_prompts.json").read_text())
 MODELS = {path.stem: path.read_text() for path in sorted((DATA / "templates").glob("*.jinja"))}
 
 STRICT = QWEN3.source.replace(
-    "(message.role == 'system' and not loop.first) %}",
-    "false %}",
+    "(message.role == 'system' and not loop.first) %}", "false %}"
 ).replace(
     "{%- elif message.role == 'assistant' %}",
     "{%- elif message.role == 'system' and not loop.first %}"

@@ -104,11 +104,7 @@ def in_jinja(
 
 @pytest.mark.parametrize(
     "messages",
-    [
-        [USER],
-        [SYSTEM, USER],
-        [SYSTEM, USER, {"role": "assistant", "content": "Fine."}, USER],
-    ],
+    [[USER], [SYSTEM, USER], [SYSTEM, USER, {"role": "assistant", "content": "Fine."}, USER]],
 )
 def test_conversations(name: str, messages: list[dict[str, Any]]) -> None:
     assert prompt(name, messages).text == in_jinja(name, messages)

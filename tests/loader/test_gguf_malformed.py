@@ -114,10 +114,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "version 4": (patched("version", 4), "GGUF version 4 is not supported"),
     "version 0": (patched("version", 0), "GGUF version 0 is not supported"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-    "key twice": (
-        bytes(gguf_bytes([("a", U32, 1), ("a", U32, 2)]).data),
-        "key 'a' is there twice",
-    ),
+    "key twice": (bytes(gguf_bytes([("a", U32, 1), ("a", U32, 2)]).data), "key 'a' is there twice"),
     "key length": (patched("key 0 length", 2**16), "a key at byte 32 has an impossible length"),
     "value type": (patched("key 2 type", 13), "key 'llama.block_count' is of an unknown type 13"),
     "item type": (patched("key 7 value item type", 99), "key 'scores' is an array of an unknown"),

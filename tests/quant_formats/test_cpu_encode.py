@@ -8,10 +8,7 @@ from torch import Tensor
 
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
-from localkv.kernels.cpu.store.store_kv import (
-    add_store,
-    stored_rows,
-)
+from localkv.kernels.cpu.store.store_kv import add_store, stored_rows
 from localkv.kernels.reference.backend import hadamard_transform, store_kv
 from localkv.quant_formats import TOKEN_FORMATS
 from support.cpu_ops import rotate_cpu, store_kv_cpu
@@ -61,11 +58,7 @@ def stored(name: str, store, rows: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
     n = len(rows) // 2
     cache = torch_cache(
-        n_layers=1,
-        n_kv_heads=2,
-        head_dim=HEAD_DIM,
-        segments=[SegmentSpec(name, name)],
-        n_ctx=n,
+        n_layers=1, n_kv_heads=2, head_dim=HEAD_DIM, segments=[SegmentSpec(name, name)], n_ctx=n
     )
     layer = cache.layers[0]
     planes = [*layer.segments[0].k, *layer.segments[0].v]

@@ -17,9 +17,7 @@ KEY = {"authorization": "Bearer sesame"}
 
 def _client(host: str = "127.0.0.1:8080", **settings: object) -> TestClient:
     return TestClient(
-        application(front_of(**settings)),
-        base_url=f"http://{host}",
-        raise_server_exceptions=False,
+        application(front_of(**settings)), base_url=f"http://{host}", raise_server_exceptions=False
     )
 
 

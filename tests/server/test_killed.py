@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rude_client import (
-    asked,
-    at_work,
-    children,
-    engine_pid,
-    read_all,
-    read_until,
-    until,
-)
+from support.rude_client import asked, at_work, children, engine_pid, read_all, read_until, until
 from support.server import SHIPPED_MODEL, RunningServer
 
 STORY = {"prompt": "Once upon a time a dog " * 40, "n_predict": 8, "temperature": 0}

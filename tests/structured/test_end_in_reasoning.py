@@ -105,8 +105,7 @@ def test_what_may_follow_need_not(llm: LLM) -> None:
 
 TOKENIZER = tokenizer_from_metadata(
     bpe_metadata(
-        "llama-bpe",
-        control=["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"],
+        "llama-bpe", control=["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
     )
 )
 MESSAGES = [

@@ -47,13 +47,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "phi3-long": _of(
         "phi3", **NARROW, fused_qkv=True, tied=True, **BY_LENGTH, settings={**LONG, **PARTLY}
     ),
-    "phi2": _of(
-        "phi2",
-        n_heads=2,
-        fused_qkv=True,
-        biases=(*ALL_BIASES, "output"),
-        settings=PARTLY,
-    ),
+    "phi2": _of("phi2", n_heads=2, fused_qkv=True, biases=(*ALL_BIASES, "output"), settings=PARTLY),
     "granite": _of("granite", tied=True, settings=GRANITE),
     "olmo3": _of("olmo2", **NARROW, n_layers=4, settings={**WINDOW, **YARN}),
     "cohere2": _of(

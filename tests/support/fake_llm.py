@@ -65,10 +65,7 @@ class FakeLLM:
         self.config = SimpleNamespace(name="fake", architecture="llama", groups=())
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
         self.tokenizer = SimpleNamespace(warnings=(), read_seconds=0.25)
-        self.backend = SimpleNamespace(
-            name="cpu",
-            hardware="",
-        )
+        self.backend = SimpleNamespace(name="cpu", hardware="")
         self.kernels = {"attention": "fake", "products": "q4_0: panels; f32: rows"}
         self.cache = CacheConfig(arguments["cache_type_k"], arguments["cache_type_v"], n_ctx=64)
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)

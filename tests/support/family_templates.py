@@ -262,14 +262,7 @@ GPT_OSS = Family(
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}""",
-    control=(
-        "<|start|>",
-        "<|end|>",
-        "<|message|>",
-        "<|channel|>",
-        "<|call|>",
-        "<|return|>",
-    ),
+    control=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
 )
 
 FAMILIES = {

@@ -204,12 +204,7 @@ class HybridModel:
         self._matrix(f"{at}ssm_out", N_EMBD, values * size)
 
 
-SCALES = {
-    "embedding_scale": 2.0,
-    "residual_scale": 0.7,
-    "logit_scale": 3.0,
-    "attention.scale": 0.2,
-}
+SCALES = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 3.0, "attention.scale": 0.2}
 KEYS: dict[str, dict[str, Any]] = {
     "qwen35": {**NET, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]},
     "lfm2": {"shortconv.l_cache": 3},

@@ -99,11 +99,7 @@ _TEXTS = [
     ),
     (LLAMA3, "<|python_tag|>look.call(at=AT, n=3)", [LOOK]),
     (GENERIC, 'So:\n```json\n{"name": "look", "arguments": OBJECT}\n```', [LOOK]),
-    (
-        GENERIC,
-        '[{"name": "look", "args": OBJECT}, {"name": "stop", "args": {}}]',
-        [LOOK, STOP],
-    ),
+    (GENERIC, '[{"name": "look", "args": OBJECT}, {"name": "stop", "args": {}}]', [LOOK, STOP]),
     (
         GENERIC,
         ' functools[{"name": "look", "arguments": OBJECT}, {"name": "stop", "arguments": {}}]',

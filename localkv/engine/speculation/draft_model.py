@@ -280,12 +280,7 @@ class ModelSpeculator(Speculator):
             self._is_read = True
         started = time.perf_counter()
         guessing = pace.guessing(
-            most,
-            1 + missing,
-            model.seconds,
-            model.n_vocab,
-            self.config.draft_p_min,
-            model.overhead,
+            most, 1 + missing, model.seconds, model.n_vocab, self.config.draft_p_min, model.overhead
         )
         found, seconds = model.draft(text, guessing, started)
         pace.drafted(seconds)

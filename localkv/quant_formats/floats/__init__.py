@@ -8,14 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from localkv.quant_formats.shared.bits import (
-    Bytes,
-    Floats,
-    as_bytes,
-    half,
-    half_bytes,
-    reinterpret,
-)
+from localkv.quant_formats.shared.bits import Bytes, Floats, as_bytes, half, half_bytes, reinterpret
 from localkv.quant_formats.shared.cpu.page_order import codes
 
 QUIET = 0x40

@@ -17,12 +17,7 @@ from localkv.quant_formats.shared.gpu.rows import (
     store_row_halves,
     store_rows,
 )
-from localkv.triton_primitives.float_bits import (
-    decode_e4m3,
-    decode_e5m2,
-    encode_e4m3,
-    encode_e5m2,
-)
+from localkv.triton_primitives.float_bits import decode_e4m3, decode_e5m2, encode_e4m3, encode_e5m2
 from localkv.triton_primitives.unpack import fence
 
 

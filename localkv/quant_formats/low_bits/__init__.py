@@ -169,11 +169,7 @@ q3_0 = _type(
     AFFINE=False, OFFSET=4, PLANES=(SCALES, *THREE_BITS), decode=decode_q3_0, encode=encode_q3_0
 )
 q2_1 = _type(
-    AFFINE=True,
-    OFFSET=2,
-    PLANES=(SCALES, SCALES, TWO_BITS),
-    decode=decode_q2_1,
-    encode=encode_q2_1,
+    AFFINE=True, OFFSET=2, PLANES=(SCALES, SCALES, TWO_BITS), decode=decode_q2_1, encode=encode_q2_1
 )
 q2_1c = _type(
     AFFINE=True,

@@ -15,14 +15,7 @@ import numpy as np
 from numba import njit
 
 from localkv.quant_formats.low_bits.cpu import three_bits, two_bits
-from localkv.quant_formats.nuq import (
-    FRACTION,
-    PAIR,
-    ROUNDED,
-    SIX_BIT_LIMIT,
-    SIX_BITS,
-    STRETCHES,
-)
+from localkv.quant_formats.nuq import FRACTION, PAIR, ROUNDED, SIX_BIT_LIMIT, SIX_BITS, STRETCHES
 from localkv.quant_formats.shared.codebooks import LARGEST as LARGEST_NUMBER
 from localkv.quant_formats.shared.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
 from localkv.simd.arithmetic import (

@@ -32,12 +32,7 @@ from starlette.types import Message
 from localkv.chat.engine import EngineOptions
 from localkv.errors import UsageError, counted
 from localkv.server.app import application
-from localkv.server.cluster.prefix_directory import (
-    PrefixDirectory,
-    prefix_keys,
-    ranked,
-    text_of,
-)
+from localkv.server.cluster.prefix_directory import PrefixDirectory, prefix_keys, ranked, text_of
 from localkv.server.engine_client import Supervisor
 from localkv.server.failures import RequestError
 from localkv.server.front import Front

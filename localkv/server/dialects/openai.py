@@ -202,12 +202,7 @@ class ChatAnswer(OpenAIAnswer):
             }
             for index, choice in enumerate(self.choices)
         ]
-        return self.object(
-            "chat.completion",
-            choices=choices,
-            **self.totals,
-            **self._verbose,
-        )
+        return self.object("chat.completion", choices=choices, **self.totals, **self._verbose)
 
     @property
     def _verbose(self) -> dict[str, Any]:
@@ -437,12 +432,7 @@ async def completions(front: Front, request: Request) -> Response:
     prompts, n = await text_prompts(front, body.prompt), body.n or 1
     most = front.n_predict(body.max_tokens, body.max_completion_tokens, body.n_predict)
     requests = await front.submits(
-        body,
-        prompts,
-        n,
-        max_tokens=most,
-        logprobs=body.logprobs,
-        **await text_fields(front, body),
+        body, prompts, n, max_tokens=most, logprobs=body.logprobs, **await text_fields(front, body)
     )
     texts = await front.begin_all(requests)
     answers = Answers(texts, [AnswerReader(keeps_reasoning=True) for _ in requests])

@@ -21,23 +21,11 @@ from localkv.arch.spec import (
 )
 from localkv.cache.kv_cache import uniform_cache
 from localkv.cache.layout import SegmentSpec
-from localkv.kernels.backend import (
-    Backend,
-    StackLayer,
-    TokenBatch,
-    TokenInputs,
-    run_one_by_one,
-)
+from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs, run_one_by_one
 from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.attention.plan import Plan
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.layer_weights import (
-    AttentionWeights,
-    LayerWeights,
-    Linear,
-    MlpWeights,
-    Norm,
-)
+from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights, Norm
 from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.rope import rope_frequencies, rope_table
 from localkv.quant_formats import FORMATS
@@ -89,8 +77,7 @@ LAYERS = {
     },
     "swiglu_oai": replace(PLAIN, ffn=MlpSpec(N_FF, "swiglu_oai")),
     "xielu": replace(
-        PLAIN,
-        ffn=MlpSpec(N_FF, "xielu", gated=False, xielu=XieluParams(0.8, 0.6, 0.5, -1e-6)),
+        PLAIN, ffn=MlpSpec(N_FF, "xielu", gated=False, xielu=XieluParams(0.8, 0.6, 0.5, -1e-6))
     ),
     "sparse gelu": replace(PLAIN, ffn=MlpSpec(N_FF, "gelu", sparsity=0.5)),
 }
@@ -132,9 +119,7 @@ def random_layer(spec: LayerSpec, biases: bool, seed: int = 0) -> LayerWeights:
             head_norm(attn.v_norm, N_KV_HEADS),
         ),
         ffn=MlpWeights(
-            matrix(N_FF, N_EMBD) if mlp.gated else None,
-            matrix(N_FF, N_EMBD),
-            matrix(N_EMBD, N_FF),
+            matrix(N_FF, N_EMBD) if mlp.gated else None, matrix(N_FF, N_EMBD), matrix(N_EMBD, N_FF)
         ),
         attn_norm=norm(spec.attn_norm, N_EMBD),
         ffn_norm=norm(spec.ffn_norm, N_EMBD),
@@ -209,9 +194,7 @@ def test_no_layer_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention, "composed", composed)
     monkeypatch.setattr(
-        layer,
-        "composed",
-        replace(layer.composed, out_residual=composed, ffns={MlpSpec: composed}),
+        layer, "composed", replace(layer.composed, out_residual=composed, ffns={MlpSpec: composed})
     )
     x = np.ones((1, N_EMBD), np.float32)
     for spec in LAYERS.values():

@@ -60,14 +60,10 @@ def on_device(rows: PagedRows) -> PagedRows:
             codebook_v=codebook_v,
         ),
         replace(
-            seg,
-            page_table=seg.page_table.to(DEVICE),
-            length_table=seg.length_table.to(DEVICE),
+            seg, page_table=seg.page_table.to(DEVICE), length_table=seg.length_table.to(DEVICE)
         ),
         replace(
-            batch,
-            positions=batch.positions.to(DEVICE),
-            start_table=batch.start_table.to(DEVICE),
+            batch, positions=batch.positions.to(DEVICE), start_table=batch.start_table.to(DEVICE)
         ),
     )
 
@@ -211,11 +207,7 @@ def test_generation_within_a_budget() -> None:
     (group,) = models[0].config.groups
     row = 2 * len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
     cache = CacheConfig(
-        "f16",
-        "f16",
-        n_ctx=600,
-        kv_budget=row * PAGE_TOKENS * 3 // 2,
-        kv_ladder=DEFAULT_LADDER,
+        "f16", "f16", n_ctx=600, kv_budget=row * PAGE_TOKENS * 3 // 2, kv_ladder=DEFAULT_LADDER
     )
     ours, plain = (Engine(model, cache, n_batch=200) for model in models)
     ours.warm_up()

@@ -154,10 +154,7 @@ class PaperGpu(TorchDispatchMode):
             self.launch(kernel.name, (x, y, z), *args[5:])
 
         return SimpleNamespace(
-            run=run,
-            launch_metadata=lambda *_: None,
-            function=None,
-            packed_metadata=None,
+            run=run, launch_metadata=lambda *_: None, function=None, packed_metadata=None
         )
 
 

@@ -19,12 +19,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.reference.backend import apply_rope, hadamard_transform, norm
 from localkv.kernels.rope import RopeTable
 from support.attack.random_calls import Memory, close, threads
-from support.cpu_ops import (
-    activate_cpu,
-    apply_rope_cpu,
-    norm_cpu,
-    rotate_cpu,
-)
+from support.cpu_ops import activate_cpu, apply_rope_cpu, norm_cpu, rotate_cpu
 from support.guarded_memory import GuardedMemory
 from support.layers import layer_norm, rms
 from support.torch_edge import torch_of

@@ -25,10 +25,7 @@ from localkv.kernels.reference.backend import (
 )
 from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 from support.attack.random_calls import threads
-from support.cpu_ops import (
-    cpu_attention,
-    store_kv_cpu,
-)
+from support.cpu_ops import cpu_attention, store_kv_cpu
 from support.cpu_pages import pool_planes
 from support.guarded_memory import GuardedMemory
 from support.tail_checks import segments as tail_rows

@@ -19,9 +19,7 @@ from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.attack.random_calls import threads
-from support.cpu_ops import (
-    TensorProducts,
-)
+from support.cpu_ops import TensorProducts
 from support.cpu_products import as_read, product_error
 from support.guarded_memory import GuardedMemory
 from support.random_packed import random_packed
