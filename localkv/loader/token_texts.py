@@ -52,7 +52,7 @@ def spread(strings: Strings, sizes: npt.NDArray[np.int32], at: int = 0) -> npt.N
 
 
 class _Hashes:
-    """Hashes of many texts, of which those are selected that may be a part of another text."""
+    """Hashes of many texts, which find the texts that may be a part of another text."""
 
     def __init__(self, words: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int32]) -> None:
         self._hashes = _hashes(words, lengths)
@@ -153,7 +153,7 @@ class TokenTexts:
         return self._found[text]
 
     def find_all(self, texts: Collection[str]) -> dict[str, int]:
-        """The tokens of those of these texts, all of which it `can_find`, that are there."""
+        """The tokens of texts, as far as there are some. All must be texts that it `can_find`."""
         wanted = {text.encode(): text for text in texts}
         places = [(i, self.strings.raw(i)) for i in self._hashes.among(wanted)]
         return {wanted[data]: i for i, data in reversed(places) if data in wanted}

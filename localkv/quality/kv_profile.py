@@ -72,7 +72,7 @@ CLEAR = 0.05
 _CACHED_VALUES = 1 << 17
 """Logits that a core works on at a time: they stay in its cache."""
 NOISE_TYPE = "f32"
-"""A type whose rows are nearly those of f16, so that nothing but noise is measured."""
+"""A type whose rows are nearly f16's, so that nothing but noise is measured."""
 LEAST_SHARE = 0.05
 """What anchors cost at least, as a share of the noise; less can't be told from it."""
 

@@ -25,7 +25,7 @@ TABLE = tl.constexpr(TWICE)
 
 
 def planes_mxfp4(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """As iq4_nl, but scales are powers of two, a byte each."""
+    """Planes like iq4_nl's; scales are powers of two, a byte each."""
     e, qs = fields
     return qs.flatten(1).contiguous(), e.flatten(1).contiguous()
 
