@@ -36,6 +36,8 @@ MOST_HELPERS = 3
 HELPER = "localkv.kernels.cpu.jit.compile_helper"
 
 _changes = threading.Lock()
+_LONGEST_CHANGE = 1.0
+"""Seconds after which whoever changes `_current` was interrupted, and never gives the lock back."""
 _current: _Helpers | None = None
 
 OnKernel = Callable[[int, int], None]
@@ -143,10 +145,14 @@ class _Helpers:
     def forget_if_done(self) -> None:
         """Make room for other helpers once nobody works."""
         global _current
-        with _changes:
+        if not _changes.acquire(timeout=_LONGEST_CHANGE):
+            return
+        try:
             if _current is self and self.n_working == 0 and not self.is_needed:
                 _current = None
                 atexit.unregister(self.close)
+        finally:
+            _changes.release()
 
     def close(self) -> None:
         with self.lock:
@@ -268,11 +274,15 @@ def _new_helpers(
     n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
     if len(sources) + len(later) < FEWEST or not sys.executable:
         n_helpers = 0
-    with _changes:
+    if not _changes.acquire(timeout=_LONGEST_CHANGE):
+        return None
+    try:
         if _current is not None or not sources:
             return None
         _current = _Helpers(sources, later, n_helpers, on_kernel)
         return _current
+    finally:
+        _changes.release()
 
 
 def _addresses(functions: Functions) -> dict[str, int] | None:
