@@ -180,7 +180,7 @@ class TensorReader:
     def floating(self, values: NDArray[np.float32]) -> Array:
         """Values in the backend's type of activations."""
         arrays = self.backend.arrays
-        return arrays.floating(arrays.from_numpy(np.ascontiguousarray(values)))
+        return arrays.floating(arrays.from_numpy(values))
 
     def norm(self, spec: NormSpec, size: int) -> Norm:
         """A norm of rows of `size`."""

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
 from localkv.kernels.backend import Method, Use, in_words, uses
-from localkv.kernels.cpu.cpu_backend import ACTIVATIONS, cpu_backend
+from localkv.kernels.cpu.cpu_backend import ACTIVATION_KIND, cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
 from localkv.kernels.reference import torch_arrays
@@ -146,9 +146,9 @@ def test_panels_that_are_not_made_yet_are_said(tmp_path: Path) -> None:
     llm.engine.logits(ids)
     assert "made with the first 16 tokens" in llm.kernels["products"]
     llm.engine.logits(ids[::-1])
-    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATIONS}"
+    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATION_KIND}"
     llm.close()
-    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATIONS}"
+    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATION_KIND}"
 
 
 def test_f16_is_not_said_to_be_in_panels(tiny_model: Path) -> None:
