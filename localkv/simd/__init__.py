@@ -7,8 +7,8 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
     kinds.py        names for the types of arguments
     vector.py       the types F32x16, I32x16 and Mask16, how code for them is generated, and tuples
                     of vectors that stay in registers: accumulators of small matrix products
-    cpu_features.py the CPU that kernels are compiled for, how many lanes a vector has, and whether
-                    threads can sleep on Linux's futex, without importing Numba
+    cpu_features.py the CPU that kernels are compiled for, and whether threads can sleep on Linux's
+                    futex, without importing Numba
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter,
                     named tuples
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, tanh, logarithms, roots,
@@ -23,3 +23,6 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
 Memory is addressed by a *base* (a NumPy array or an integer address) and an *index* that counts
 items of the kind that is read or written, with any type of the array. Nothing is checked.
 """
+
+LANES = 16
+"""Of a vector, on every CPU; LLVM splits a vector where registers are narrower."""

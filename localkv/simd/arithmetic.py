@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import HAS_AVX512, LANES
+from localkv.simd import LANES
+from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     F32x16,

@@ -134,10 +134,6 @@ def byte_dots() -> str:
     return vector_width() if HAS_AVX2 else ""
 
 
-LANES = 16
-"""On every CPU; LLVM splits a vector where registers are narrower."""
-
-
 _NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX = _NUMBERS.get(platform.machine(), -1) if sys.platform == "linux" else -1
 """The number of the system call, or -1."""

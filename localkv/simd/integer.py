@@ -24,6 +24,7 @@ from numba.core.types import Literal
 from numba.core.types.containers import BaseTuple, UniTuple
 from numba.extending import intrinsic
 
+from localkv.simd import LANES
 from localkv.simd.cpu_features import (
     FEATURES,
     HAS_AVX2,
@@ -34,7 +35,6 @@ from localkv.simd.cpu_features import (
     HAS_VNNI,
     IS_ARM64,
     IS_X86,
-    LANES,
     REGISTER_BYTES,
 )
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value

@@ -12,7 +12,8 @@ from numba.core.errors import RequireLiteralValue
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import CONVERTS_HALF, LANES
+from localkv.simd import LANES
+from localkv.simd.cpu_features import CONVERTS_HALF
 from localkv.simd.kinds import (
     Address,
     Args,

@@ -43,8 +43,8 @@ from numba.core import types
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
+from localkv.simd import LANES
 from localkv.simd.arithmetic import folded, larger_magnitude, nearest_integers
-from localkv.simd.cpu_features import LANES
 from localkv.simd.integer import dot_of_bytes
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (

@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, LANES
+from localkv.simd import LANES
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     F32x16,

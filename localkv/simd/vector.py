@@ -18,7 +18,8 @@ from numba.core.types import IntegerLiteral
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic, models, register_model
 
-from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME, HAS_AVX512, LANES
+from localkv.simd import LANES
+from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME, HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 
 

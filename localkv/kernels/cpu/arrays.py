@@ -17,7 +17,7 @@ from localkv.kernels.cpu.recurrent.jobs import vectors_of
 from localkv.kernels.namespace import Arrived, Unrecorded
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.shared.cpu.page_order import ItemOrder, pages_of_rows, rows_of_pages
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import use_threads_now
 
 Floats = NDArray[np.float32]

@@ -79,7 +79,8 @@ from localkv.kernels.primitives import Primitives
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.simd.cpu_features import LANES, byte_dots, vector_width
+from localkv.simd import LANES
+from localkv.simd.cpu_features import byte_dots, vector_width
 from localkv.system.threads import n_threads
 from localkv.system.turns import Turns
 

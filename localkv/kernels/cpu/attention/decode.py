@@ -29,8 +29,8 @@ from localkv.kernels.cpu.attention.queries import (
 from localkv.kernels.cpu.attention.readers import CHUNK
 from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
+from localkv.simd import LANES
 from localkv.simd.arithmetic import add, sum_lanes, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     call_address,

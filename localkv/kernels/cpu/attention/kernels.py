@@ -12,7 +12,8 @@ from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.quant_formats import FORMATS
-from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI, LANES
+from localkv.simd import LANES
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
 
 MAX_ROWS = 8 if HAS_AVX512 else 4
 """Rows that decode kernels hold in registers at once."""

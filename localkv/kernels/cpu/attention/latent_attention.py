@@ -50,7 +50,7 @@ from localkv.kernels.cpu.attention.plan import (
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 

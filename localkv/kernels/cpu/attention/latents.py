@@ -38,8 +38,8 @@ from localkv.kernels.cpu.attention.softmax import (
     soften,
 )
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.simd import LANES
 from localkv.simd.arithmetic import add, f32x16, mul, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count, Float
 from localkv.simd.memory import (
     call_address,

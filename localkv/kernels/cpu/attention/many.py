@@ -34,7 +34,7 @@ from localkv.kernels.cpu.attention.queries import (
 )
 from localkv.kernels.cpu.attention.sizes import TILE, part_result, run_block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_i64, put_f32, reader, take_next
 from localkv.simd.vector import (

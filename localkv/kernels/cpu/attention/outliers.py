@@ -12,8 +12,8 @@ from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.quant_formats.nuq import PAIR
+from localkv.simd import LANES
 from localkv.simd.arithmetic import fma, i32x16, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.integer import and_i32
 from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.memory import (

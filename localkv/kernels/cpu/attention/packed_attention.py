@@ -52,7 +52,7 @@ from localkv.kernels.cpu.attention.sizes import (
     run_block_scratch,
 )
 from localkv.quant_formats.base import QuantFormat
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 LINE = 64

@@ -24,7 +24,7 @@ from localkv.kernels.cpu.attention.queries import (
 )
 from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_f32, get_i64, reader, take_next
 from localkv.simd.vector import fma_grid, load_grid, load_tuple, store_grid, store_tuple, zeros_f32

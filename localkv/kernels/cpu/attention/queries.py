@@ -47,6 +47,7 @@ from localkv.kernels.cpu.attention.softmax import (
     query_factor,
 )
 from localkv.kernels.cpu.attention.softmax import START as NOTHING_SEEN
+from localkv.simd import LANES
 from localkv.simd.arithmetic import (
     absolute,
     add,
@@ -61,7 +62,6 @@ from localkv.simd.arithmetic import (
     zero_f32,
     zero_i32,
 )
-from localkv.simd.cpu_features import LANES
 from localkv.simd.integer import add_i32, shift_right, xor_i32
 from localkv.simd.kinds import Address, Addresses, Count, Float
 from localkv.simd.memory import (

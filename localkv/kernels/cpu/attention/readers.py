@@ -38,8 +38,8 @@ from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW, MOST_CHANNELS
+from localkv.simd import LANES
 from localkv.simd.arithmetic import lanes_below, select, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.memory import get_f32, get_i32, load_f16, prefetch, put_f32, put_i32, store_f32
 from localkv.simd.quads import (

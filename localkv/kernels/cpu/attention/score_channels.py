@@ -34,8 +34,8 @@ from localkv.kernels.cpu.attention.readers import (
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import FORMATS
+from localkv.simd import LANES
 from localkv.simd.arithmetic import f32x16, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16
 from localkv.simd.quads import DIGITS as N_DIGITS

@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numba import njit
 
+from localkv.simd import LANES
 from localkv.simd.arithmetic import (
     add,
     any_above,
@@ -27,7 +28,6 @@ from localkv.simd.arithmetic import (
     tanh,
     zero_f32,
 )
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Float
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
 

@@ -9,8 +9,8 @@ from numba import cfunc
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import FORMATS
+from localkv.simd import LANES
 from localkv.simd.arithmetic import fma, zero_f32
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import broadcast_f16, load_f16, store_f32
 

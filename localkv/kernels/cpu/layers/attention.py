@@ -47,7 +47,7 @@ from localkv.kernels.cpu.store.store_kv import (
     stored_rows,
 )
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 

@@ -43,7 +43,7 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 
 
 class ExpertLayer:

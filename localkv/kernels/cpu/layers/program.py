@@ -72,7 +72,7 @@ from localkv.kernels.cpu.store.jobs import RotateJob
 from localkv.kernels.cpu.store.store_kv import check_groups
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.kernels.rope import NEARBY
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 

@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from localkv.kernels.cpu.linear.jobs import BFLOAT_BLOCK_BYTES, PART_BLOCKS, PackJob
 from localkv.kernels.cpu.linear.panels import F32X16, as_address, index_of, pointer_at, store_at
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.simd.integer import rounded_to_bfloats
 from localkv.simd.kinds import (
     Address,

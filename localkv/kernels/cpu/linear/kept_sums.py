@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
+from localkv.simd import LANES
 from localkv.simd.arithmetic import (
     add,
     at_least,
@@ -32,7 +33,6 @@ from localkv.simd.arithmetic import (
     sum_lanes,
     zero_f32,
 )
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Count, Float
 from localkv.simd.memory import (
     get_f32,

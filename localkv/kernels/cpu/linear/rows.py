@@ -22,8 +22,8 @@ from numba.extending import intrinsic
 
 from localkv.kernels.cpu.linear.jobs import BFLOAT_PAIRS
 from localkv.quant_formats import FORMATS
+from localkv.simd import LANES
 from localkv.simd.arithmetic import folded_sum
-from localkv.simd.cpu_features import LANES
 from localkv.simd.integer import dot_of_bfloats
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.memory import emit_stream_prefetch, on_stack

@@ -51,7 +51,7 @@ from localkv.kernels.cpu.moe.jobs import (
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Where
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights, Norm
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 ROWS = KernelSource("moe/rows")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from localkv.kernels.cpu.runtime.chain import Item
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 
 
 class ConvJob(NamedTuple):

@@ -16,7 +16,7 @@ from localkv.kernels.cpu.layers.chains import LayerChains
 from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob, OutputJob, ScanJob, vectors_of
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.layer_weights import DeltaNetWeights, Mamba2Weights, ShortConvWeights
-from localkv.simd.cpu_features import LANES
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 OUTPUT = KernelSource("recurrent/output")

@@ -14,8 +14,8 @@ from numba.extending import intrinsic
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.store.jobs import PlaneJob
+from localkv.simd import LANES
 from localkv.simd.arithmetic import add, f32x16, mul, sub
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import (
     Address,
     Args,

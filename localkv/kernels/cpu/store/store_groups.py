@@ -17,8 +17,8 @@ from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of, rota
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.shared.channel_groups import TOKENS
 from localkv.quant_formats.shared.cpu.rounding import encode_channels
+from localkv.simd import LANES
 from localkv.simd.arithmetic import div
-from localkv.simd.cpu_features import LANES
 from localkv.simd.kinds import Address, Addresses, Count
 from localkv.simd.memory import (
     broadcast_f32,
