@@ -178,7 +178,7 @@ def test_texts_that_begin_alike_get_copies_where_their_page_has_no_room():
     ("arguments", "says"),
     [
         ({"kv_ladder": "f16,q8_0"}, "there is none"),
-        ({"kv_budget": THIRD, "cache_type_k": "q8_0"}, "named besides"),
+        ({"kv_budget": THIRD, "cache_type_k": "q8_0"}, "named as well"),
         ({"kv_budget": THIRD, "kv_tail": 64, "kv_ladder": "q8_0,q4_0"}, "begins with q8_0"),
         ({"kv_budget": THIRD // 3, "kv_tail": 64}, "a tail and a sink keep in f16"),
         ({"kv_budget": THIRD, "n_cache_tokens": 512}, "how large the cache is"),

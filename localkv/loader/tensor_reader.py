@@ -99,7 +99,7 @@ class TensorReader:
             exact, but where experts are routed by the largest of nearly equal numbers, ggml's
             rounding decides which, and without it a token's logits are another expert's.
         late: prepares weights that may be laid out after loading, if there are any.
-        at: what names begin with, as those of a layer do.
+        at: the prefix of all names, such as "blk.3." for a layer.
         taken: names of the tensors handed out, whole.
     """
 

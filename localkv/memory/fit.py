@@ -78,7 +78,7 @@ class Budgeted:
             return
         if any(one is not None for one in types):
             raise UsageError(
-                "kv_budget takes the types of kv_ladder, and others are named besides",
+                "kv_budget takes the types of kv_ladder, and others are named as well",
                 hint="leave out cache_type_k, cache_type_v, kv_profile and kv_bits",
             )
         if any(one is not None for one in sizes):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, LatentAttentionSpec, LayerSpec, ModelSpec
+from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array, Batch, LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -24,10 +24,10 @@ from localkv.errors import LocalKVError
 from localkv.kernels.backend import Mix, TokenInputs, run_one_by_one
 from localkv.kernels.layer_weights import LayerWeights
 from localkv.model import Transformer
+from localkv.quality.layer_errors import ATTENTION, attending
 from localkv.quality.scores import base_cache
 
 Floats = NDArray[np.float32]
-_ATTENTION = (AttentionSpec, LatentAttentionSpec)
 
 
 def attention_shift(
@@ -60,21 +60,11 @@ def attention_shift(
     return pair.by_layer()
 
 
-def _attending(config: ModelSpec) -> list[int]:
-    """The layer of each call of attention, in order."""
-    return [
-        index
-        for index, layer in enumerate(config.layers)
-        for mixer in (layer.mixer, layer.beside)
-        if isinstance(mixer, _ATTENTION)
-    ]
-
-
 class _Pair:
     """What attention is given and gives in two runs that take turns."""
 
     def __init__(self, model: Transformer) -> None:
-        self.model, self.layers = model, _attending(model.config)
+        self.model, self.layers = model, [layer for layer, _ in attending(model.config)]
         self._kept = deque[tuple[NDArray[Any], NDArray[Any]]]()  # of the first run
         self._found: dict[int, list[Floats]] = {index: [] for index in self.layers}
         self._calls = 0
@@ -116,7 +106,7 @@ class _Pair:
                 before, wanted = self._kept.popleft()
                 x = arrays.floating(arrays.from_numpy(before))
                 out = mix(x, layer, spec, inputs, cache, batch)
-                assert isinstance(spec.mixer, _ATTENTION)
+                assert isinstance(spec.mixer, ATTENTION)
                 shift = _shift(self._host(out), wanted, spec.mixer.n_heads)
                 self._found[self.layers[self._calls % len(self.layers)]].append(shift)
                 self._calls += 1
@@ -134,7 +124,7 @@ class _Pair:
 
     def _wrapped(self, wrap: Any) -> dict[Any, Mix]:
         mixers = self.model.backend.mixers
-        return {kind: wrap(mixers[kind]) for kind in _ATTENTION if kind in mixers}
+        return {kind: wrap(mixers[kind]) for kind in ATTENTION if kind in mixers}
 
     def _host(self, x: Array) -> NDArray[Any]:
         """A copy, since a backend may write the next layer's values to the same place."""

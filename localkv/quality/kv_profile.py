@@ -615,9 +615,9 @@ class _Run:
         cache: with that tail, but for its types.
         tail: its tokens.
         alone: the divergence of each layer, side and type alone, summed over scored tokens.
-        noise: the divergence that any change to the first layer's rows makes, summed likewise.
+        noise: the largest divergence that f32 rows make in one layer, summed over scored tokens.
         uniform: the divergence of one type for K and V of all layers, where all can have it, summed
-            likewise.
+            over scored tokens.
     """
 
     def __init__(self, model: Transformer, plan: Plan, cache: CacheConfig, tail: int) -> None:

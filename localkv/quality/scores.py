@@ -80,7 +80,7 @@ def calibration_text() -> str:
     return resources.files("localkv.quality").joinpath("calibration.txt").read_text("utf-8").strip()
 
 
-BLOCK_VALUES = 1 << 22
+_BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
 
 
@@ -157,7 +157,7 @@ def _score(
     model: Transformer, chunk: Sequence[int], batches: Iterable[Logits], base_logits: Logits | None
 ) -> TokenScores:
     targets = np.array(chunk[first_scored(len(chunk)) + 1 :])
-    n_rows = max(1, BLOCK_VALUES // model.config.n_vocab)
+    n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
     parts, at = [], 0
     for batch in batches:
         for start in range(0, len(batch), n_rows):

@@ -25,4 +25,4 @@ items of the kind that is read or written, with any type of the array. Nothing i
 """
 
 LANES = 16
-"""Of a vector, on every CPU; LLVM splits a vector where registers are narrower."""
+"""Lanes of a vector, on every CPU; LLVM splits a vector where registers are narrower."""

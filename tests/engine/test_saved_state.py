@@ -398,7 +398,7 @@ def test_models_of_their_own_and_requests_beside_each_other(tmp_path: Path) -> N
 
 
 def test_the_text_that_is_held_is_found_by_its_tokens(tmp_path: Path) -> None:
-    """As texts are that were kept; and one that nothing is like is refused."""
+    """So is a kept text; tokens that no text begins with are refused."""
     with LLM(ROOT / "models/tales-4M-Q8_0.gguf", n_ctx=1024, device="cpu", progress=False) as llm:
         first, second = (llm.tokenize(f"{name} had a red box") for name in ("Once Mia", "Tom"))
         for ids in (first, second):

@@ -46,7 +46,7 @@ def load_two_bit_words(
 
 @triton.jit
 def lanes(WIDTH: tl.constexpr):
-    """Which of four columns each is, int32 [1, WIDTH / 2]."""
+    """The number of each lane among the four of a word, int32 [1, WIDTH / 2]."""
     return (tl.arange(0, WIDTH // 2) % 4)[None, :]
 
 
