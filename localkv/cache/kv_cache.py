@@ -73,6 +73,7 @@ class KVCache:
         states: of the recurrent layers; false if there are none.
         ladder: the pool of pages that change their types, or None.
         codebooks: the codebooks that layers use, and where each comes from.
+        n_started_over: how often all sequences were emptied (`start_over`).
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class KVCache:
         self._arenas: LadderRows | None = None
         self._on_full: Callable[[], Callable[[], bool] | None] = lambda: None
         self._sequences = list[weakref.ref[Sequence]]()
+        self.n_started_over = 0
         layers = dict[int, LayerCache]()
         first_parts = dict[object, int]()
         for layout in self.layouts:
@@ -194,10 +196,20 @@ class KVCache:
         """Keep a sequence only to be forked, and give its states' place to other sequences."""
         self.states.give_back(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
-        """Forget all tokens, whatever state an exception between two instructions has left."""
-        sequence.clear()
+    def start_over(self, sequences: Iterable[Sequence]) -> None:
+        """Forget all tokens, whatever state an exception between two instructions has left.
+
+        Args:
+            sequences: all that anybody uses. The exception's traceback may hold others, and they
+                must not hold pages, nor places among the states.
+        """
+        used = {id(sequence) for sequence in sequences}
+        for sequence in self.known():
+            sequence.clear()
+            if id(sequence) not in used:
+                self.states.give_back(sequence)
         self._count_pages()
+        self.n_started_over += 1
 
     def _count_pages(self) -> None:
         """Find out again which pages are free: those that no sequence holds."""

@@ -144,10 +144,10 @@ class CacheSlot:
         self.model.backend.arrays.use_threads(self.threads.of(n_tokens))
 
     def _start_over(self) -> None:
-        """Forget all rows: work that broke off may have left anything."""
+        """Forget all rows, those of requests, too: work that broke off may have left anything."""
         self._hold_none()
         self.prefixes.forget()
-        self.cache.drop(self.sequence)
+        self.cache.start_over([self.sequence])
 
     def forget(self) -> None:
         """Forget all tokens, and all texts that are kept."""

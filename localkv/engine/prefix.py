@@ -157,9 +157,8 @@ class PrefixCache:
             self.drop(self.texts[-1])
 
     def forget(self) -> None:
-        """Forget all, whatever an exception between two instructions has left of them."""
-        for text in self.texts:
-            text.sequence.clear()
+        """Forget all, whatever an exception between two instructions has left of them: the cache is
+        to start over."""
         self.texts = []
 
     def drop(self, text: KeptText) -> None:

@@ -253,10 +253,8 @@ class StepRunner:
         stats.seconds += seconds
 
     def _start_over(self) -> None:
-        """Have all requests start over: their rows may be anything, as work broke off."""
-        running = [*self.scheduler.running]
-        self.rows.forget(running)
-        for request in running:
+        """Have all requests start over: the slot has forgotten their rows, as work broke off."""
+        for request in [*self.scheduler.running]:
             self.scheduler.restart(request)
 
     def _draw(
@@ -550,24 +548,19 @@ class RequestRows:
         self.n_reused = 0
         self.in_place = slot if cache.n_sequences == 1 else None
         self._slot = slot
+        self._n_started_over = cache.n_started_over
 
     def enter(self, running: Sequence[Request]) -> Sequence[Request]:
-        """Begin a step: the requests that have lost their rows to other users."""
+        """Begin a step: the requests that have lost their rows, to other users or because the work
+        of one broke off."""
         if self.in_place is not None:
             return [one for one in running if not self.in_place.is_taken_by(one.text)]
         if self._slot is not None:
             self._slot.leave()
-        return ()
-
-    def forget(self, running: Sequence[Request]) -> None:
-        """Give all rows back: they may be anything, as work broke off. A slot does so itself."""
-        if self.in_place is not None:
-            return
-        for request in running:
-            assert request.sequence is not None
-            request.sequence.clear()
-        self.prefixes.forget()
-        self.cache.drop(self.cache.new_sequence())
+        if self._n_started_over == self.cache.n_started_over:
+            return ()
+        self._n_started_over = self.cache.n_started_over
+        return [*running]
 
     def begin(self, request: Request, running: Sequence[Request]) -> bool:
         """Give a request a sequence, with the rows that are there of its text already.

@@ -66,6 +66,28 @@ def test_an_interrupted_stream_has_ended(llm: LLM) -> None:
     assert sentence(llm) == wanted
 
 
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_an_exception_that_is_kept_holds_no_pages(
+    tiny_model: Path, n_parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traceback has a sequence in a frame: a copy that was just made and holds all pages."""
+    llm = LLM(tiny_model, n_ctx=256, n_parallel=n_parallel)
+    wanted = sentence(llm)
+    kept = []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.cache.states, "copy", interrupt)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                llm.complete("Once upon a time", max_tokens=2)
+            kept.append(raised.value)
+        assert sentence(llm) == wanted
+    assert len(kept) == 3
+
+
 @pytest.mark.slow
 def test_a_stream_that_is_left_holds_nothing(llm: LLM) -> None:
     """Closed, forgotten, or collected by another thread."""

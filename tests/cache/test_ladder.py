@@ -172,7 +172,7 @@ def test_a_cache_is_empty_again_after_an_exception_at_any_instruction():
         sequence.length = 300
         if not Interruption(number).during(partial(cache.truncate, sequence, 0)):
             break
-        cache.drop(sequence)
+        cache.start_over([sequence])
         assert cache.ladder.runs.n_free == cache.ladder.sizes.n_units
         assert sorted(cache.ladder.free) == list(range(cache.ladder.n_pages))
         cache.batch([(sequence, [0] * 512)])
@@ -344,7 +344,7 @@ def test_pages_hold_what_the_chain_of_types_makes_of_rows(data):
                 cache.truncate(rows.sequence, length)
                 rows.cut(length)
             case "drop" if len(texts) > 1:
-                cache.drop(rows.sequence)
+                cache.truncate(rows.sequence, 0)
                 texts.remove(rows)
         for text in texts:
             check(cache, text, rng)

@@ -30,7 +30,7 @@ def tokens(cache: KVCache, length: int, n: int) -> Batch:
     cache.reserve(sequence, length)
     sequence.length = length
     batch = cache.batch([(sequence, [0] * n)], generated=True)
-    cache.drop(sequence)
+    cache.truncate(sequence, 0)
     return batch
 
 

@@ -98,7 +98,7 @@ def at_instructions(path: str, until: float, chance: random.Random) -> Counter[s
             done["interrupted"] += interruption.during(call)
         try:
             elsewhere(user.check) if chance.random() < 0.2 else user.check()
-        except AssertionError as error:
+        except Exception as error:
             raise AssertionError(f"after {interruption.where}") from error
         done["checked"] += 1
     return done
