@@ -42,7 +42,7 @@ MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
 SHIFT := -ctk q4_0 -ctv q4_0
-COSTS := --tokens 1024 --types q8_0,q4_0,q4_1c,q2_1c --bits 4,4.5,5,6 --smooth 0
+COSTS := --tokens 1024 --types q8_0,q4_0,q4_1c,kv2_1c --bits 4,4.5,5,6 --smooth 0
 FIRST_START := Ready. The first start takes some seconds longer than others: kernels are compiled for \
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:

@@ -23,7 +23,7 @@ from localkv.config import CacheConfig
 from localkv.quant_formats import FORMATS
 
 CHAINS = ("q8_0,q4_0", "q8_0,q5_1", "q8_0,q5_1,q4_0", "q8_0,q6_0", "q8_0,q6_0,q4_0", "q5_1,q4_0",
-          "q8_0,q3_1", "q8_0,q4_0,q3_1")  # fmt: skip
+          "q8_0,kv3_1", "q8_0,q4_0,kv3_1")  # fmt: skip
 Floats = NDArray[np.float32]
 
 

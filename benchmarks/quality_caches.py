@@ -43,20 +43,20 @@ MIXED = (
     ("fp8_e5m2", "f32"),
     ("q8_t", "q4_t"),
     ("q4_t", "q8_t"),
-    ("q8_0", "q3_1"),
-    ("q6_0", "q3_0"),
-    ("q3_1", "q3_0"),
-    ("q3_0", "q2_1"),
-    ("q2_1", "q2_0"),
-    ("q2_0", "q3_1"),
+    ("q8_0", "kv3_1"),
+    ("q6_0", "kv3_0"),
+    ("kv3_1", "kv3_0"),
+    ("kv3_0", "kv2_1"),
+    ("kv2_1", "kv2_0"),
+    ("kv2_0", "kv3_1"),
     ("q8_0c", "q4_1"),
-    ("q8_0c", "q2_1"),
+    ("q8_0c", "kv2_1"),
     ("q4_1c", "q4_1"),
     ("q4_1c", "q4_0"),
-    ("q4_1c", "q3_1"),
+    ("q4_1c", "kv3_1"),
     ("q4_1c", "nuq3"),
-    ("q3_1c", "q3_1"),
-    ("q2_1c", "q2_1"),
+    ("kv3_1c", "kv3_1"),
+    ("kv2_1c", "kv2_1"),
     ("q4_1c", "q8_0c"),
     ("nuq4", "nuq3"),
     ("nuq3", "nuq2"),
@@ -64,7 +64,7 @@ MIXED = (
 )
 """Pairs of two types: those that others have named, and every type as K of one and V of another."""
 
-BY_BITS = ("q4_1", "q3_1", "q2_1")
+BY_BITS = ("q4_1", "kv3_1", "kv2_1")
 """Integers of 4, 3 and 2 bits from a group's least to its largest value, as papers have them."""
 
 ASKED_UNTURNED = ("q8_0", "q6_0", "q5_0", "q4_0")
@@ -75,9 +75,9 @@ QUAROT = tuple((k, v) for k in BY_BITS for v in BY_BITS)
 TAILED = (
     ("q4_0", "q4_0"),
     ("q4_1c", "q4_1"),
-    ("q3_1c", "q3_1"),
-    ("q2_1", "q2_1"),
-    ("q2_1c", "q2_1"),
+    ("kv3_1c", "kv3_1"),
+    ("kv2_1", "kv2_1"),
+    ("kv2_1c", "kv2_1"),
 )
 TAILS = ((0, 0), (0, 4), (64, 0), (64, 4), (128, 4))
 """Tokens of the tail and of the sink."""
@@ -91,7 +91,7 @@ SMOOTHED = (
     ("q5_1", "q4_0"),
     ("q4_1", "q4_1"),
     ("q4_0", "q4_0"),
-    ("q3_1", "q3_1"),
+    ("kv3_1", "kv3_1"),
     ("nuq3", "nuq3"),
     ("q4_1c", "q4_1"),
 )

@@ -214,8 +214,8 @@ PRESETS = {
         "as fast in a long context as 4 bits for both, while K keeps 8 (KLD 2.3e-2 to 4.2e-2)",
     ),
     "memory": Preset(
-        "q3_1c",
-        "q3_1",
+        "kv3_1c",
+        "kv3_1",
         "25 % of f16's memory in a long context; 1 token in 40 changes (KLD 1.6e-2)",
     ),
 }

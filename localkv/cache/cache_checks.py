@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localkv.arch.spec import CacheGroup
+from localkv.cache.ladder import unknown_type
 from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.option_checks import unknown_name
-from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
+from localkv.quant_formats import FORMATS, KV_FORMATS
 
 
 def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -176,7 +176,7 @@ def unused_type(cache: CacheConfig, groups: Iterable[CacheGroup]) -> str | None:
 def _check_cache_type(side: str, name: str, head_dim: int) -> None:
     fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
     if name not in KV_FORMATS:
-        raise unknown_name(f"unknown {side} cache type", name, KV_FORMATS, TYPES_LISTED)
+        raise unknown_type(f"unknown {side} cache type", name)
     if name not in fits:
         raise UsageError(
             f"{side} cache type {name} with block size {FORMATS[name].block_size} does not "

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
 from localkv.option_checks import unknown_name
-from localkv.quant_formats import FORMATS, KV_FORMATS, TYPES_LISTED
+from localkv.quant_formats import FORMATS, FORMER_NAMES, KV_FORMATS, TYPES_LISTED, WHY_RENAMED
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup
@@ -82,7 +82,7 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
     able = [name for name, fmt in KV_FORMATS.items() if fmt.repacks]
     for name in (name for pair in pairs for name in pair):
         if name not in KV_FORMATS:
-            raise unknown_name("the ladder has an unknown cache type", name, able, TYPES_LISTED)
+            raise unknown_type("the ladder has an unknown cache type", name, able)
         if name not in able:
             raise UsageError(
                 f"pages can't change to or from {name} (the ladder {ladder_text(pairs)})",
@@ -113,6 +113,18 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
                 f"{above[0]}/{above[1]} and {below[0]}/{below[1]} take the same memory",
                 hint="leave one of them out of the ladder",
             )
+
+
+def unknown_type(what: str, name: str, known: Iterable[str] = KV_FORMATS) -> UsageError:
+    """The error about a cache type that does not exist.
+
+    Args:
+        what: what it should name, such as "unknown cache type".
+        known: the types that it could have been.
+    """
+    if name in FORMER_NAMES:
+        return UsageError(f"{what} {name}: it is called {FORMER_NAMES[name]} now", hint=WHY_RENAMED)
+    return unknown_name(what, name, known, TYPES_LISTED)
 
 
 def stores_rows(type_k: str, type_v: str) -> bool:

@@ -23,7 +23,7 @@ from localkv.arch.spec import CacheGroup, ModelSpec
 from localkv.cache.layout import FEW_BITS, SegmentSpec, allocated_bits, group_layouts, with_types
 from localkv.config import KV_ROTATIONS, MOST_EXACT, CacheConfig, KVCodebook, KVScales
 from localkv.errors import UsageError, printable
-from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS, with_todays_names
 from localkv.quant_formats.shared.codebooks import Codebook, check_codebook
 from localkv.system.files import read_input, write_whole
 
@@ -456,9 +456,10 @@ class _Reader:
         return numbers
 
     def _type(self, name: object, where: str) -> str:
-        if not isinstance(name, str) or name not in KV_FORMATS:
+        found = with_todays_names(name) if isinstance(name, str) else None
+        if found not in KV_FORMATS:
             self._fail(f"{where} names {reprlib.repr(name)}, which is no cache type")
-        return name
+        return found
 
     def _pairs(self, data: object) -> dict[str, float]:
         if not isinstance(data, dict):
@@ -467,7 +468,9 @@ class _Reader:
             k, _, v = name.partition("/")
             self._type(k, "pairs")
             self._type(v, "pairs")
-        return {name: self._number(value, "pairs") for name, value in data.items()}
+        return {
+            with_todays_names(name): self._number(value, "pairs") for name, value in data.items()
+        }
 
     def _lists(
         self, data: object, name: str, layers: tuple[LayerFacts | None, ...]
@@ -501,8 +504,9 @@ class _Reader:
                 types.append(None)
                 continue
             k, _, v = self._text(text, where).partition("/")
+            k, v = self._type(k, where), self._type(v, where)
             for name, side in ((k, layer.k), (v, layer.v)):
-                if side.n_channels % KV_FORMATS[self._type(name, where)].block_size:
+                if side.n_channels % KV_FORMATS[name].block_size:
                     self._fail(f"{where} name {name} for {side.n_channels} channels")
             types.append((k, v))
         return tuple(types)

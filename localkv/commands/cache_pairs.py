@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localkv.cache.cache_checks import check_cache
-from localkv.cache.ladder import Pair
+from localkv.cache.ladder import Pair, unknown_type
 from localkv.cache.layout import fits_head
 from localkv.cache.profile import wants_scales
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.option_checks import unknown_name
-from localkv.quant_formats import KV_FORMATS, TYPES_LISTED
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
@@ -57,7 +56,7 @@ def require_cache_type(name: str, prefix: str = "") -> None:
         UsageError: its message begins with `prefix`, which says where the name was given.
     """
     if name not in KV_FORMATS:
-        raise unknown_name(f"{prefix}unknown cache type", name, KV_FORMATS, TYPES_LISTED)
+        raise unknown_type(f"{prefix}unknown cache type", name)
 
 
 def fitting_pairs(

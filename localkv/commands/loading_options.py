@@ -32,7 +32,7 @@ from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.errors import ModelFileError, UsageError
-from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats import FORMER_NAMES, KV_FORMATS, WHY_RENAMED
 from localkv.system.processor import cpus_of_mask, cpus_of_range
 from localkv.system.threads import check_cpus
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile
 
 _SPEED = Panel("Speed")
-_CACHE_TYPE = Choice(tuple(KV_FORMATS), case_sensitive=False)
+_CACHE_TYPE = Choice(tuple(KV_FORMATS), False, FORMER_NAMES, WHY_RENAMED)
 
 
 def _cache_type_option(side: str, short: str) -> Option:

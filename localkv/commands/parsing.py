@@ -24,9 +24,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import click
@@ -35,6 +36,7 @@ from click.core import ParameterSource
 from localkv.commands.other_programs import FOREIGN_COMMANDS, ForeignFlag, foreign_flag
 from localkv.commands.output import OwnText, did_you_mean, note
 from localkv.errors import UsageError, printable
+from localkv.quant_formats import with_todays_names
 from localkv.system.files import is_endless, read_input
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -234,12 +236,32 @@ FILE = FileName()
 
 
 class Choice(click.Choice[str]):
-    """One of some names; the error about another name says which is nearest."""
+    """One of some names; the error about another name says which is nearest.
+
+    Args:
+        former: names that were called otherwise -> their names now.
+        why: they were renamed, for a hint.
+    """
+
+    def __init__(
+        self,
+        choices: Iterable[str],
+        case_sensitive: bool = True,
+        former: Mapping[str, str] = MappingProxyType({}),
+        why: str | None = None,
+    ) -> None:
+        super().__init__(choices, case_sensitive)
+        self._former, self._why = former, why
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
+            name = str(value).lower()
+            if name in self._former:
+                error = HintedParameter(f"{name} is called {self._former[name]} now", ctx, param)
+                error.hint = self._why
+                raise error from None
             raise _not_a_choice(str(value), [*self.choices], param, ctx) from None
 
 
@@ -568,6 +590,13 @@ def config_defaults(
     return defaults
 
 
+_NAMING_TYPES = {
+    *(f"cache_type_{side}{part}" for side in "kv" for part in ("", "_swa", "_draft", "_rope")),
+    *("kv_ladder", "pairs", "sweep", "types"),
+}
+"""Options whose values have names of cache types in them."""
+
+
 def _read(path: Path) -> dict[str, Any]:
     shown = printable(path)
     try:
@@ -607,6 +636,8 @@ def _long_options(command: click.Command) -> dict[str, click.Option]:
 def _checked(option: click.Option, value: object, ctx: click.Context, where: str) -> object:
     """A value fit for click, if it is of the option's type."""
     items = value if option.multiple and isinstance(value, list) else [value]
+    if option.name in _NAMING_TYPES:
+        items = [with_todays_names(item) if isinstance(item, str) else item for item in items]
     for item in items:
         if type(item) not in _accepted(option):
             wanted = _TYPES[_accepted(option)[0]]
@@ -616,7 +647,7 @@ def _checked(option: click.Option, value: object, ctx: click.Context, where: str
         except click.BadParameter as error:
             hint = getattr(error, "hint", None)
             raise UsageError(f"{where}: {error.message.rstrip('.')}", hint) from error
-    return items if option.multiple else value
+    return items if option.multiple else items[0]
 
 
 def _accepted(option: click.Option) -> tuple[type, ...]:

@@ -65,7 +65,7 @@ from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.prefix import GENERATED, KeptText, marked, n_common, unmarked
 from localkv.errors import UsageError, printable, quoted
-from localkv.quant_formats import FORMATS
+from localkv.quant_formats import FORMATS, with_todays_names
 from localkv.quant_formats.shared.codebooks import codec_of
 from localkv.system.bus_errors import watch
 from localkv.system.files import written_whole
@@ -205,6 +205,8 @@ class StateFile:
         if found.get(DIGEST) != _digest_of(found):
             raise self.refused("not a saved state, or its header is damaged")
         self.metadata = {key: found[key] for key in found.keys() - {DIGEST, DIGESTS}}
+        for key in self.metadata.keys() & _NAMING_TYPES:
+            self.metadata[key] = with_todays_names(self.metadata[key])
         try:
             self._digests = json.loads(found.get(DIGESTS, ""))
         except (ValueError, RecursionError) as error:
@@ -273,6 +275,10 @@ class StateFile:
         if (now.st_dev, now.st_ino) != (was.st_dev, was.st_ino):
             return True
         return (now.st_size, now.st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+_NAMING_TYPES = {"layers", "types", "choices"}
+"""The metadata that have names of cache types in them."""
 
 
 def in_parts(values: NDArray[Any]) -> Callable[[], Iterator[NDArray[Any]]]:

@@ -65,7 +65,7 @@ from localkv.system.processor import usable_cores
 BUDGETS = (3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
 """Bits per value for which types are found."""
 
-ANCHORS = ("q4_0", "q3_0", "q2_0")
+ANCHORS = ("q4_0", "kv3_0", "kv2_0")
 """Types that move a layer clearly; measured for that, whatever a plan's types are."""
 CLEAR = 0.05
 """The largest error of an anchor. Beyond it, divergence no longer grows with the error."""

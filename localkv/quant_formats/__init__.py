@@ -8,6 +8,8 @@ ggml's (`ggml-common.h`).
 
 from __future__ import annotations
 
+import re
+
 from localkv.quant_formats.base import Plane, QuantFormat
 
 E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
@@ -133,10 +135,10 @@ _ALL = (
     _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True, folder="q4"),
     _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
     _per_token("q4_t", "q4", _SCALE_AND_MINIMUM, qs=16),
-    _low_bits("q3_1", d=2, m=2, qh=4, qs=8),
-    _low_bits("q3_0", d=2, qh=4, qs=8),
-    _low_bits("q2_1", d=2, m=2, qs=8),
-    _low_bits("q2_0", d=2, qs=8),
+    _low_bits("kv3_1", d=2, m=2, qh=4, qs=8),
+    _low_bits("kv3_0", d=2, qh=4, qs=8),
+    _low_bits("kv2_1", d=2, m=2, qs=8),
+    _low_bits("kv2_0", d=2, qs=8),
     _fp8("fp8_e4m3", E4M3_LARGEST),
     _fp8("fp8_e4m3_head", E4M3_LARGEST, by_head_of="fp8_e4m3"),
     _fp8("fp8_e4m3_token", E4M3_LARGEST, row=_SCALE),
@@ -145,8 +147,8 @@ _ALL = (
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
     _by_channel("q8_0c", "q8_0", d=2, qs=32),
     _by_channel("q4_1c", "q4", d=2, m=2, qs=16),
-    _by_channel("q3_1c", "low_bits", d=2, m=2, qh=4, qs=8),
-    _by_channel("q2_1c", "low_bits", d=2, m=2, qs=8),
+    _by_channel("kv3_1c", "low_bits", d=2, m=2, qh=4, qs=8),
+    _by_channel("kv2_1c", "low_bits", d=2, m=2, qs=8),
     _codebook("nuq4", 16, qs=16),
     _codebook("nuq3", 8, qh=4, qs=8),
     _codebook("nuq2", 4, qs=8),
@@ -175,14 +177,29 @@ KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
 TOKEN_FORMATS = {name: fmt for name, fmt in KV_FORMATS.items() if fmt.group_tokens == 1}
 """The types of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
 
+_FORMER = ("q3_1", "q3_0", "q2_1", "q2_0", "q3_1c", "q2_1c")
+FORMER_NAMES = {name: f"kv{name[1:]}" for name in _FORMER}
+"""The names that cache types had before version 0.3, and today's."""
+
+WHY_RENAMED = "ggml's weight type Q2_0 has other bytes"
+
+
+def with_todays_names(text: str) -> str:
+    """Replace the former names of cache types in a text, such as a pair or JSON."""
+    return re.sub(r"\bq[23]_[01]c?\b", lambda found: FORMER_NAMES.get(found[0], found[0]), text)
+
+
 TYPES_LISTED = "localkv complete --help lists the types of the cache"
 
 __all__ = [
     "FORMATS",
+    "FORMER_NAMES",
     "KV_FORMATS",
     "TOKEN_FORMATS",
     "TYPES_LISTED",
     "WEIGHT_FORMATS",
+    "WHY_RENAMED",
     "Plane",
     "QuantFormat",
+    "with_todays_names",
 ]

@@ -20,7 +20,7 @@ from localkv.kernels.reference.backend import attention_reference
 
 @pytest.mark.parametrize(
     "pair",
-    [("q2_1c", "q4_1"), *(pytest.param((t, t), marks=pytest.mark.slow) for t in ("f16", "nuq3"))],
+    [("kv2_1c", "q4_1"), *(pytest.param((t, t), marks=pytest.mark.slow) for t in ("f16", "nuq3"))],
 )
 def test_what_is_timed_is_attention(pair: tuple[str, str]) -> None:
     """Ours gives what the reference gives, of the same rows."""

@@ -63,11 +63,11 @@ def rows_kept(n_tokens: int, tail: int | None, sink: int, group: int) -> tuple[i
     [
         (Case("q4_0", "q4_0"), 1, 4.5),
         (Case("q4_0", "q4_0", tail=64), 1, 4.5),
-        (Case("q8_t", "q3_0"), 1, 5.875),
+        (Case("q8_t", "kv3_0"), 1, 5.875),
         (Case("q4_1c", "q4_1"), 32, 5),
         (Case("q4_1c", "q4_1", tail=0), 32, 5),
-        (Case("q2_1c", "q2_1"), 32, 3),
-        (Case("q2_1c", "q2_1", tail=128, sink=7), 32, 3),
+        (Case("kv2_1c", "kv2_1"), 32, 3),
+        (Case("kv2_1c", "kv2_1", tail=128, sink=7), 32, 3),
         (Case("nuq2", "nuq2", tail=64), 1, 3),
     ],
 )

@@ -43,8 +43,8 @@ LADDERS = [
     DEFAULT_LADDER,
     parse_ladder("f16,q8_0,q5_1,q4_0"),
     parse_ladder("q8_0/q6_0,q6_0/q4_t"),
-    parse_ladder("bf16,fp8_e4m3,iq4_nl,q3_0,q2_1"),
-    parse_ladder("f16,q8_0,q4_1c/q4_1,q3_1c/q2_1"),
+    parse_ladder("bf16,fp8_e4m3,iq4_nl,kv3_0,kv2_1"),
+    parse_ladder("f16,q8_0,q4_1c/q4_1,kv3_1c/kv2_1"),
     parse_ladder("q8_0,q5_1/q4_1c,q4_0"),
 ]
 
@@ -67,12 +67,12 @@ def test_ladder_is_read_as_it_is_written():
     ("text", "says"),
     [
         ("f16,q9", "unknown cache type 'q9'"),
-        ("q4_1c,q3_0", "can't begin with q4_1c/q4_1c"),
-        ("f16/q4_1c,q3_0", "can't begin with f16/q4_1c"),
+        ("q4_1c,kv3_0", "can't begin with q4_1c/q4_1c"),
+        ("f16/q4_1c,kv3_0", "can't begin with f16/q4_1c"),
         ("f16,nuq4", "can't change to or from nuq4"),
         ("f16,fp8_e4m3_head", "can't change to or from fp8_e4m3_head"),
         ("f16", "2 to 5 pairs"),
-        ("f16,q8_0,q6_0,q5_0,q4_0,q3_0", "2 to 5 pairs"),
+        ("f16,q8_0,q6_0,q5_0,q4_0,kv3_0", "2 to 5 pairs"),
         ("q4_0,q8_0", "from q4_0/q4_0 to q8_0/q8_0 makes K and V larger"),
         ("q8_0/q4_0,q4_0/q8_0", "makes V larger"),
         ("f16,f16", "from f16/f16 to f16/f16 changes nothing"),

@@ -37,7 +37,7 @@ def model(path: Path) -> Transformer:
     "cache",
     [
         CacheConfig("q4_1c", n_ctx=256, kv_tail=8, kv_sink=3),
-        pytest.param(CacheConfig("q2_1", n_ctx=256, kv_tail=5), marks=pytest.mark.slow),
+        pytest.param(CacheConfig("kv2_1", n_ctx=256, kv_tail=5), marks=pytest.mark.slow),
         pytest.param(CacheConfig("nuq3", n_ctx=256), marks=pytest.mark.slow),
     ],
     ids=lambda cache: cache.type_k,

@@ -71,6 +71,20 @@ def test_there_and_back(file: Path) -> None:
     assert read_profile(file) == older
 
 
+def test_former_names_of_types(file: Path) -> None:
+    """A file from before types were renamed is read with today's names."""
+    side = replace(SIDE, kld={"kv3_1c": 0.5, "kv2_0": 1.0})
+    types = replace(SMALL, layers=(("kv3_1c", "kv2_0"), None))
+    profile = replace(
+        PROFILE, layers=(replace(FACTS, k=side), None), lists=(types,), pairs={"kv3_1c/kv3_0": 0.25}
+    )
+    write_profile(file, profile)
+    text = file.read_text()
+    file.write_text(text.replace('"kv2', '"q2').replace('"kv3', '"q3').replace("/kv", "/q"))
+    assert '"q3_1c/q2_0"' in file.read_text()
+    assert read_profile(file) == profile
+
+
 def damaged(file: Path, change: Any) -> str:
     data = json.loads(file.read_text())
     change(data)
@@ -235,8 +249,8 @@ def test_types_of_packed_rows_only() -> None:
         ("q4_0", 64, 0, True),
         ("q4_0", 0, 4, True),
         ("q4_0", None, None, False),
-        ("q3_0", None, None, True),
-        ("q3_0", 0, 0, False),
+        ("kv3_0", None, None, True),
+        ("kv3_0", 0, 0, False),
         ("q4_1c", None, None, True),
     ):
         types = TypeList(((k, "q8_0"), None), 6.0, 1, 0.1, 0.1, tail, sink)

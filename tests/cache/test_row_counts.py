@@ -28,7 +28,7 @@ from localkv.quant_formats import FORMATS
 F16 = SegmentSpec("f16", "f16")
 ROWS: dict[str, tuple[SegmentSpec, ...]] = {
     "packed": (SegmentSpec("q4_0", "nuq3"),),
-    "sink": (F16, SegmentSpec("q2_1", "q4_0", 4)),
+    "sink": (F16, SegmentSpec("kv2_1", "q4_0", 4)),
     "tail": (SegmentSpec("q4_0", "q4_0", 0, tail=Tail(0, 20)), *tail_segments(Tail(0, 20))),
     "groups": (
         F16,

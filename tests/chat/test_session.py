@@ -265,7 +265,7 @@ def test_cache_figures_are_those_of_the_blocks() -> None:
         assert figures.f16_bytes == 2 * 16 * 8 * 1024 * 64 * 2
 
 
-@pytest.mark.parametrize("name", ["f16", "q4_0", "q2_1c", "nuq3"])
+@pytest.mark.parametrize("name", ["f16", "q4_0", "kv2_1c", "nuq3"])
 def test_cache_figures_are_those_of_what_is_allocated(name: str) -> None:
     """Tail and sink, scales and pages included."""
     facts = replace(FACTS, kv_tail=70, kv_sink=5, n_batch=100)

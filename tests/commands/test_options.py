@@ -615,6 +615,27 @@ def test_a_wrong_choice_in_the_configuration(program: Program) -> None:
     assert result.err.startswith(f"error: {program.config}: [complete] cache-type-v: 'q9' is not")
 
 
+def test_former_names_of_cache_types(program, llm, model) -> None:
+    """The configuration file may have them; a command line learns today's."""
+    run = ("complete", "-m", model, "-p", "x")
+    program.write_config("[complete]\ncache-type-v = 'q3_1'\n")
+    assert program(*run).code == 0
+    assert llm.loaded["cache_type_v"] == "kv3_1"
+    program.write_config("[complete]\nkv-ladder = 'f16,q3_1c'\n")
+    assert program(*run, "--kv-budget", "1G").code == 0
+    assert llm.loaded["kv_ladder"] == (("f16", "f16"), ("kv3_1c", "kv3_1c"))
+    for options, where in (
+        (("-ctk", "Q2_0"), "-ctk/--cache-type-k: q2_0 is called kv2_0 now"),
+        (
+            ("--kv-budget", "1G", "--kv-ladder", "f16,q2_1c"),
+            "the ladder has an unknown cache type q2_1c: it is called kv2_1c now",
+        ),
+    ):
+        result = program(*run, *options)
+        assert result.code == 2
+        assert result.err == f"error: {where}\nhint: ggml's weight type Q2_0 has other bytes\n"
+
+
 def test_malformed_toml_is_one_line(program: Program) -> None:
     program.write_config("[complete\ntop-k = 1")
     result = program("complete", "-m", "x", "-p", "x")

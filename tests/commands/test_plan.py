@@ -252,8 +252,8 @@ def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> 
 
     assert pairs("-ctk", "q8_0,Q4_0") == [("q8_0", "f16"), ("q4_0", "f16")]
     assert pairs("-ctk", "q8_0,bf16", "-ctv", "q4_0") == [("q8_0", "q4_0"), ("bf16", "q4_0")]
-    assert pairs("--preset", "memory") == [("q3_1c", "q3_1")]
-    assert pairs("--preset", "memory", "-ctk", "f32") == [("f32", "q3_1")]
+    assert pairs("--preset", "memory") == [("kv3_1c", "kv3_1")]
+    assert pairs("--preset", "memory", "-ctk", "f32") == [("f32", "kv3_1")]
     assert pairs()[0] == ("f16", "f16")
     assert ("q8_0", "q4_0") in pairs()
     assert len(pairs("--all")) == len(KV_FORMATS) ** 2

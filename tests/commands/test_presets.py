@@ -92,8 +92,8 @@ def test_a_preset_is_the_flags_that_it_names(program: Program, llm, model: Path,
 @pytest.mark.parametrize("flags", ["--preset memory -ctk bf16", "-ctk bf16 --preset memory"])
 def test_a_type_that_is_given_wins(program: Program, llm, model: Path, flags: str) -> None:
     result = program("complete", "-m", model, "-p", "x", *flags.split())
-    assert (llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]) == ("bf16", "q3_1")
-    assert result.err_lines[0] == "preset memory: -ctv q3_1 (given: -ctk bf16)"
+    assert (llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]) == ("bf16", "kv3_1")
+    assert result.err_lines[0] == "preset memory: -ctv kv3_1 (given: -ctk bf16)"
 
 
 def test_what_is_nearer_wins(program: Program, llm, model: Path) -> None:
@@ -102,13 +102,13 @@ def test_what_is_nearer_wins(program: Program, llm, model: Path) -> None:
         return llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]
 
     program.write_config("[complete]\npreset = 'memory'\ncache-type-k = 'f16'\n")
-    assert types() == ("f16", "q3_1")
+    assert types() == ("f16", "kv3_1")
     assert types("--preset", "balanced") == ("q8_0c", "q4_1")
     program.setenv(LOCALKV_PRESET="speed")
     assert types() == ("q8_0", "q4_0")
     program.setenv(LLAMA_ARG_CACHE_TYPE_V="f32")
     assert types() == ("q8_0", "f32")
-    assert types("--preset", "memory") == ("q3_1c", "q3_1")
+    assert types("--preset", "memory") == ("kv3_1c", "kv3_1")
 
 
 def test_without_one_nothing_is_said(program: Program, llm, model: Path) -> None:

@@ -31,7 +31,7 @@ CACHES = {
     "f16": replace(CACHE, type_k="f16", type_v="f16"),
     "packed": CACHE,
     "tail": replace(CACHE, kv_tail=40, kv_sink=3),
-    "groups": replace(CACHE, type_k="q2_1c", type_v="q2_1"),
+    "groups": replace(CACHE, type_k="kv2_1c", type_v="kv2_1"),
     "states": replace(CACHE, ctx_checkpoints=3, checkpoint_min_step=8),
     "few pages": replace(CACHE, n_tokens=4 * 256),
 }

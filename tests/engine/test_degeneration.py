@@ -81,7 +81,7 @@ def test_a_run_without_doubt() -> None:
 
 @pytest.mark.parametrize(
     ("type_k", "remedy"),
-    [("q4_0", "-ctk q8_0"), ("q2_0", "-ctk q8_0"), ("q8_0", "-ctk f16"), ("f16", "--dry-multi")],
+    [("q4_0", "-ctk q8_0"), ("kv2_0", "-ctk q8_0"), ("q8_0", "-ctk f16"), ("f16", "--dry-multi")],
 )
 def test_what_would_help(type_k: str, remedy: str) -> None:
     found = degeneration([1, 2, 3] * 30)

@@ -90,7 +90,7 @@ def generated(engine: Engine, prompt: list[int], n: int, **params: object) -> Ge
     )
 
 
-PAIRS = [("q8_0", "q4_0"), ("f16", "f16"), ("q2_1c", "q2_1"), ("nuq3", "nuq4")]
+PAIRS = [("q8_0", "q4_0"), ("f16", "f16"), ("kv2_1c", "kv2_1"), ("nuq3", "nuq4")]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_text_is_the_one_without_a_draft(
     "changes",
     [
         {"type_k": "q8_0"},
-        pytest.param({"type_k": "q2_1c", "kv_sink": 3}, marks=pytest.mark.slow),
+        pytest.param({"type_k": "kv2_1c", "kv_sink": 3}, marks=pytest.mark.slow),
         pytest.param({"type_v": "q4_0", "kv_tail": 9}, marks=pytest.mark.slow),
         pytest.param({"arch": "qwen35"}, marks=pytest.mark.slow),
         pytest.param({"arch": "lfm2"}, marks=pytest.mark.slow),

@@ -203,7 +203,7 @@ def test_an_exception_leaves_nothing(load: Load) -> None:
 
 def test_texts_that_go_leave_no_page_behind(load: Load) -> None:
     """Where the pages of a tail begin with rows before the first token."""
-    engine = Engine(load("llama"), CacheConfig("q2_1c", "q2_1", n_ctx=600), n_batch=128)
+    engine = Engine(load("llama"), CacheConfig("kv2_1c", "kv2_1", n_ctx=600), n_batch=128)
     for start in range(6):
         answer(engine, RANDOM[start % 4][start : start + 260], 1)
         check_pages(engine.cache)

@@ -52,7 +52,7 @@ CACHES = {
     "tail": CacheConfig("q4_0", "q8_0", n_ctx=N_CTX, kv_tail=40, kv_sink=3),
     "channels": CacheConfig("q4_1c", "q4_1", n_ctx=N_CTX),
     "codebooks": CacheConfig("nuq2", "nuq2", n_ctx=N_CTX, kv_codebooks=BOOKS),
-    "sink": CacheConfig("q3_0", "q2_1", n_ctx=N_CTX),
+    "sink": CacheConfig("kv3_0", "kv2_1", n_ctx=N_CTX),
 }
 CONVERTED = {
     "packed": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["packed"]),
@@ -252,6 +252,27 @@ def test_others_are_refused_by_name(
     with pytest.raises(UsageError, match="other: ") as error:
         load_state(engine.slot, tmp_path / "other", IDENTITY)
     assert words in str(error.value)
+
+
+def test_former_names_of_types(load: Load, tmp_path: Path) -> None:
+    """A state from before types were renamed goes on as one with today's names."""
+    engine = Engine(load("llama"), CacheConfig("kv3_1c", "kv2_0", n_ctx=N_CTX), n_batch=128)
+    answer(engine, IDS[:100])
+    n_saved = save_state(engine.slot, tmp_path / "state", IDENTITY)
+    file = StateFile(tmp_path / "state")
+    tensors = [
+        StateTensor(name, dtype, shape, in_parts(file.tensor(name)))
+        for name, (dtype, shape, _) in file._tensors.items()
+    ]
+    older = {
+        key: text.replace("kv3_1c", "q3_1c").replace("kv2_0", "q2_0")
+        for key, text in file.metadata.items()
+    }
+    assert older["types"].endswith(" q3_1c/q2_0")
+    write_state(tmp_path / "older", older, tensors)
+    assert StateFile(tmp_path / "older").metadata == file.metadata
+    other = Engine(load("llama"), CacheConfig("kv3_1c", "kv2_0", n_ctx=N_CTX), n_batch=128)
+    assert len(load_state(other.slot, tmp_path / "older", IDENTITY)) == n_saved
 
 
 def test_a_context_that_is_too_small_and_texts_without_room(load: Load, tmp_path: Path) -> None:

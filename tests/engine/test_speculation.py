@@ -115,7 +115,7 @@ def check(
     return generation
 
 
-PAIRS = [("f16", "f16"), ("q8_0", "q4_0"), ("q2_1c", "q2_1"), ("nuq3", "nuq4")]
+PAIRS = [("f16", "f16"), ("q8_0", "q4_0"), ("kv2_1c", "kv2_1"), ("nuq3", "nuq4")]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_text_is_the_one_without_guesses(
 @pytest.mark.slow
 def test_tails_and_pages_are_cut_back(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = (PROMPT * 7)[:244]  # 256 tokens are a page
-    for changes in ({"kv_tail": 9}, {"kv_sink": 3, "kv_tail": 40}, {"type_k": "q2_1c"}):
+    for changes in ({"kv_tail": 9}, {"kv_sink": 3, "kv_tail": 40}, {"type_k": "kv2_1c"}):
         cache = CacheConfig(**{"type_k": "q4_0", "type_v": "q4_0", "n_ctx": 300, **changes})
         check(lambda cache=cache: Engine(model, cache), monkeypatch, 40, prompt)
 

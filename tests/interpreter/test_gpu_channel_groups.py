@@ -44,8 +44,8 @@ def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None
 
 CASES = [
     ("q4_1c", "q4_0", 64, 4, 0, 1),
-    ("q3_1c", "q3_1c", 96, 2, 50, 40),
-    ("q2_1c", "q2_1c", 128, 2, 0, 1),
+    ("kv3_1c", "kv3_1c", 96, 2, 50, 40),
+    ("kv2_1c", "kv2_1c", 128, 2, 0, 1),
     ("q8_0c", "q8_0c", 96, 1, 0, 2),
     ("f16", "q4_1c", 512, 1, 0, 1),
     ("q8_0c", "f32", 256, 1, 0, 1),
@@ -54,7 +54,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("type_k", "type_v", "head_dim", "group", "window", "n_new"),
-    quick(CASES, [("q4_1c", "q4_0", 64, 4, 0, 1), ("q3_1c", "q3_1c", 96, 2, 50, 40)]),
+    quick(CASES, [("q4_1c", "q4_0", 64, 4, 0, 1), ("kv3_1c", "kv3_1c", 96, 2, 50, 40)]),
 )
 def test_attention(
     type_k: str, type_v: str, head_dim: int, group: int, window: int, n_new: int

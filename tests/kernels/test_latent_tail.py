@@ -41,8 +41,8 @@ STEPS = [((1, 280), False), ((3, 3), True), ((300, 40), False), ((20, 1), True),
     [
         (Tail(4, 64, 32), "q4_1c", "f16"),
         (Tail(4, 20), "q4_0", "q8_0"),
-        pytest.param(Tail(0, 0, 32), "q2_1c", "q8_0c", marks=pytest.mark.slow),
-        pytest.param(Tail(300, 300), "q2_1", "f16", marks=pytest.mark.slow),
+        pytest.param(Tail(0, 0, 32), "kv2_1c", "q8_0c", marks=pytest.mark.slow),
+        pytest.param(Tail(300, 300), "kv2_1", "f16", marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_read_as_they_are_defined(

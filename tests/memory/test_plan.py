@@ -187,7 +187,7 @@ def test_the_line(program: Program, tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ladder", ["f16,q8_0,q5_1,q4_0", "q8_0/q6_0,q6_0/q4_t", "f16,q8_0,q4_1c/q4_1,q3_1c/q2_1"]
+    "ladder", ["f16,q8_0,q5_1,q4_0", "q8_0/q6_0,q6_0/q4_t", "f16,q8_0,q4_1c/q4_1,kv3_1c/kv2_1"]
 )
 def test_the_scratch_of_pages_that_change_their_types_is_not_exceeded(ladder: str) -> None:
     pairs = parse_ladder(ladder)

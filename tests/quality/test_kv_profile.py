@@ -83,15 +83,15 @@ def test_layers_move_as_far_as_their_attention(path: Path, backend: Callable[[],
     """More with fewer bits, and on each backend as far as heads of attention themselves are moved
     (`attention_shift`, which runs the whole model with the types)."""
     model = load_model(path, backend())[0]
-    types = ("q8_0", "q4_0", "q2_0")
+    types = ("q8_0", "q4_0", "kv2_0")
     variants = {layer: [(side, name) for side in (0, 1) for name in types] for layer in range(3)}
     cache = CacheConfig(n_ctx=256, kv_sink=0)
     errors = layer_errors(model, IDS, cache, variants)
     assert set(errors) == {(i, *one) for i, some in variants.items() for one in some}
     for layer in range(3):
         for side in (0, 1):
-            q8_0, q4_0, q2_0 = (errors[layer, side, name] for name in types)
-            assert 0 < 20 * q8_0 < q4_0 < q2_0 / 3 < 1
+            q8_0, q4_0, kv2_0 = (errors[layer, side, name] for name in types)
+            assert 0 < 20 * q8_0 < q4_0 < kv2_0 / 3 < 1
     for side, pair in enumerate((("q4_0", "f16"), ("f16", "q4_0"))):
         whole = CacheConfig(*pair, n_ctx=256, kv_sink=0)
         for layer, shift in enumerate(attention_shift(model, IDS, whole, n_batch=256)):

@@ -59,7 +59,7 @@ def test_a_worse_cache_recalls_less_surely(llm: LLM, text: str) -> None:
     needles = plant(lambda part: encode(llm, part), encode(llm, text), 256, bos_id=1)[0]
     good, bad = (
         recall(llm.engine.model, CacheConfig(name, name, n_ctx=256, kv_sink=0), needles)
-        for name in ("f16", "q2_0")
+        for name in ("f16", "kv2_0")
     )
     assert good.count == bad.count == COUNT
     assert good.right > COUNT // 2

@@ -13,7 +13,7 @@ from localkv.quant_formats import FORMATS, QuantFormat
 from localkv.quant_formats.shared.bits import bit_fields, two_bit_codes
 
 GROUPED = [fmt for fmt in FORMATS.values() if fmt.group_tokens > 1]
-BITS = {"q8_0c": 8, "q4_1c": 4, "q3_1c": 3, "q2_1c": 2}
+BITS = {"q8_0c": 8, "q4_1c": 4, "kv3_1c": 3, "kv2_1c": 2}
 by_format = pytest.mark.parametrize("fmt", GROUPED, ids=lambda fmt: fmt.name)
 SPECIAL = [0.0, -0.0, 1e-9, -6e-8, 65504.0, 65520.0, -1e38, 3.4e38, math.inf, -math.inf, math.nan]
 
@@ -60,7 +60,7 @@ def channels(fmt: QuantFormat, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarr
         integers = bit_fields(codes, 4, 16).astype(int)
     else:
         integers = two_bit_codes(codes).astype(int)
-        if fmt.name == "q3_1c":
+        if fmt.name == "kv3_1c":
             integers += bit_fields(planes[2], 1, 1).astype(int) << 2
     d = halves[0]
     return d, halves[1] if len(halves) > 1 else np.zeros_like(d), integers.reshape(32, 32).T

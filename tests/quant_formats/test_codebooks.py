@@ -137,7 +137,7 @@ def test_a_scale_is_fitted(fmt: QuantFormat) -> None:
 
 
 def test_three_bits_beat_integers_of_as_many() -> None:
-    """Rows as rotated outliers make them, whose channels are alike: `nuq3` against `q3_1`."""
+    """Rows as rotated outliers make them, whose channels are alike: `nuq3` against `kv3_1`."""
     rng = np.random.default_rng(9)
     x = rng.standard_normal((2000, 64), np.float32)
     x[:, [3, 40]] *= 8
@@ -146,10 +146,10 @@ def test_three_bits_beat_integers_of_as_many() -> None:
         signs = np.block([[signs, signs], [signs, -signs]])
     x = x @ (signs / 8).astype(np.float32)
     error = {}
-    for name in ("nuq3", "q3_1"):
+    for name in ("nuq3", "kv3_1"):
         codec = FORMATS[name].codec
         error[name] = ((codec.decode(codec.encode(x)) - x) ** 2).sum()
-    assert error["nuq3"] < 0.9 * error["q3_1"]
+    assert error["nuq3"] < 0.9 * error["kv3_1"]
 
 
 @by_format

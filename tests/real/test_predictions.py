@@ -51,7 +51,7 @@ def stated() -> dict[str, dict[str, float]]:
     return {row[0]: {"smollm2": float(row[2]), "gemma3": float(row[4])} for row in rows}
 
 
-@pytest.mark.parametrize("pair", ["q8_0/q8_0", "q8_0c/q4_1", "q8_0/q4_0", "q3_1c/q3_1"])
+@pytest.mark.parametrize("pair", ["q8_0/q8_0", "q8_0c/q4_1", "q8_0/q4_0", "kv3_1c/kv3_1"])
 def test_packed_caches_cost_what_the_documentation_says(
     program: Program, model: Path, name: str, by_llama_cpp: dict[str, Any], pair: str
 ) -> None:

@@ -31,7 +31,7 @@ def test_packed_caches_recall_nearly_as_well(llm: LLM, needles: list[Needle]) ->
     """In logarithms of the probability of the right answer; a cache of too few bits loses it."""
     f16, packed, few = (
         recall(llm.engine.model, CacheConfig(*pair, n_ctx=N_CTX), needles)
-        for pair in (("f16", "f16"), ("q8_0", "q4_0"), ("q2_0", "q2_0"))
+        for pair in (("f16", "f16"), ("q8_0", "q4_0"), ("kv2_0", "kv2_0"))
     )
     assert f16.distance > 6000
     assert packed.right == f16.right > 0 == few.right

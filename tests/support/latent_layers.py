@@ -68,7 +68,7 @@ def any_options(rng: random.Random) -> Options:
                 (SegmentSpec(*rng.choice(pairs), 0, turn, turn),),
                 tail_rows(Tail(*rng.choice(((0, 3), (2, 4)))), *rng.choice(pairs), turn),
                 tail_rows(
-                    Tail(3, rng.choice((0, 5)), 32), "q4_1c", rng.choice(("f16", "q3_1")), turn
+                    Tail(3, rng.choice((0, 5)), 32), "q4_1c", rng.choice(("f16", "kv3_1")), turn
                 ),
             )
         ),

@@ -1,14 +1,14 @@
-"""Integers of two and of three bits, for caches: q2_0, q2_1, q2_1c, q3_0, q3_1 and q3_1c.
+"""Integers of two and of three bits, for caches: kv2_0, kv2_1, kv2_1c, kv3_0, kv3_1 and kv3_1c.
 
 Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), a third bit of code i is bit i of
 `qh`.
 
-q2_1 and q3_1 have a scale and a minimum, `x = d q + m`, rounded as q4_1 is and as KIVI's values are
-(arXiv:2402.02750): from the smallest to the largest value of 32 channels of a token. q2_1c and
-q3_1c have their codes, and a scale and a minimum per channel of 32 tokens
+kv2_1 and kv3_1 have a scale and a minimum, `x = d q + m`, rounded as q4_1 is and as KIVI's values
+are (arXiv:2402.02750): from the smallest to the largest value of 32 channels of a token. kv2_1c and
+kv3_1c have their codes, and a scale and a minimum per channel of 32 tokens
 (`shared/channel_groups.py`).
 
-q2_0 is `x = d (2 q - 3)`. Values are -3, -1, 1 and 3 times d, so 0 has no code: one side longer
+kv2_0 is `x = d (2 q - 3)`. Values are -3, -1, 1 and 3 times d, so 0 has no code: one side longer
 than the other, as in q4_0, costs more at two bits. Codes are chosen with a scale of the largest
 magnitude / 4.5, which is about the scale with the least squared error for Gaussian blocks. Then the
 scale becomes the one with the least squared error for the codes. The error (NMSE) is 0.112 of
@@ -16,8 +16,8 @@ Gaussian values and 0.078 of values with outliers that have been rotated, where 
 makes 0.131 and 0.110, and the middles of four equal steps (exllamav3) 0.126 and 0.082. Outliers
 that aren't rotated are its weakness: 0.50, not 0.10.
 
-q3_0 is `x = d (q - 4)`. The largest magnitude has code 0, as in q4_0; then the scale becomes the
-one of the least squared error. A grid with a step around 0 instead, as q2_0 has, would be off by a
+kv3_0 is `x = d (q - 4)`. The largest magnitude has code 0, as in q4_0; then the scale becomes the
+one of the least squared error. A grid with a step around 0 instead, as kv2_0 has, would be off by a
 twentieth more or less, but by 2.6 times as much where there are outliers.
 """
 
@@ -56,7 +56,7 @@ from localkv.quant_formats.shared.rounding import (
 )
 
 REACH = 4.5
-"""The largest magnitude as a multiple of the scale that q2_0's codes are chosen with."""
+"""The largest magnitude as a multiple of the scale that kv2_0's codes are chosen with."""
 
 
 def three_bits(qh: Bytes, qs: Bytes) -> Codes:
@@ -69,38 +69,38 @@ def pack_three_bits(codes: Bytes) -> tuple[Bytes, Bytes]:
     return pack_bits(codes >> 2, n_bits=1, run=1), pack_two_bits(codes & 3)
 
 
-def decode_q3_1(planes: Sequence[Bytes]) -> Floats:
+def decode_kv3_1(planes: Sequence[Bytes]) -> Floats:
     """d, m (fp16), qh (32 bits), qs (8 bytes) -> float32 [..., n_blocks * 32]."""
     d, m, *codes = planes
     return scaled(three_bits(*codes), half(d), minimum=-half(m))
 
 
-def encode_q3_1(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv3_1(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, m, qh, qs."""
     d, m, codes = affine_codes(blocks(x, 32), n_bits=3)
     return half_bytes(d), half_bytes(m), *pack_three_bits(codes)
 
 
-def decode_q3_1c(planes: Sequence[Bytes]) -> Floats:
+def decode_kv3_1c(planes: Sequence[Bytes]) -> Floats:
     """d, m (fp16 of each channel), qh (32 bits), qs (8 bytes) -> float32 [..., tokens, n]."""
     d, m, *codes = planes
     return scaled_codes(three_bits(*codes), d, m)
 
 
-def encode_q3_1c(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv3_1c(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., tokens, n] -> d, m, qh, qs (see `channel_groups.affine_groups`)."""
     d, m, codes = affine_groups(x, n_bits=3)
     return d, m, *pack_three_bits(codes)
 
 
-def decode_q3_0(planes: Sequence[Bytes]) -> Floats:
+def decode_kv3_0(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), qh (32 bits), qs (8 bytes) -> float32 [..., n_blocks * 32]."""
     d, *codes = planes
     return scaled(less(three_bits(*codes), 4), half(d))
 
 
 @ieee
-def encode_q3_0(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv3_0(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, qh, qs."""
     x = np.clip(blocks(x, 32), -4 * F16_LIMIT, 4 * F16_LIMIT)
     d, codes = symmetric_codes(x, n_bits=3)
@@ -108,38 +108,38 @@ def encode_q3_0(x: Floats) -> tuple[Bytes, ...]:
     return half_bytes(fitted_scale(x * q, q * q, d)), *pack_three_bits(codes)
 
 
-def decode_q2_1(planes: Sequence[Bytes]) -> Floats:
+def decode_kv2_1(planes: Sequence[Bytes]) -> Floats:
     """d, m (fp16), qs (8 bytes) -> float32 [..., n_blocks * 32]."""
     d, m, qs = planes
     return scaled(two_bit_codes(qs), half(d), minimum=-half(m))
 
 
-def encode_q2_1(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv2_1(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, m, qs."""
     d, m, codes = affine_codes(blocks(x, 32), n_bits=2)
     return half_bytes(d), half_bytes(m), pack_two_bits(codes)
 
 
-def decode_q2_1c(planes: Sequence[Bytes]) -> Floats:
+def decode_kv2_1c(planes: Sequence[Bytes]) -> Floats:
     """d, m (fp16 of each channel), qs (8 bytes) -> float32 [..., tokens, n_blocks * 32]."""
     d, m, qs = planes
     return scaled_codes(two_bit_codes(qs), d, m)
 
 
-def encode_q2_1c(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv2_1c(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., tokens, n] -> d, m, qs (see `channel_groups.affine_groups`)."""
     d, m, codes = affine_groups(x, n_bits=2)
     return d, m, pack_two_bits(codes)
 
 
-def decode_q2_0(planes: Sequence[Bytes]) -> Floats:
+def decode_kv2_0(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), qs (8 bytes) -> float32 [..., n_blocks * 32]."""
     d, qs = planes
     return scaled(less(two_bit_codes(qs) << 1, 3), half(d))
 
 
 @ieee
-def encode_q2_0(x: Floats) -> tuple[Bytes, ...]:
+def encode_kv2_0(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, qs."""
     x = np.clip(blocks(x, 32), -3 * F16_LIMIT, 3 * F16_LIMIT)
     d, inverse = scale_and_inverse(np.abs(x).max(-1, keepdims=True), REACH)
@@ -150,35 +150,39 @@ def encode_q2_0(x: Floats) -> tuple[Bytes, ...]:
 
 _type = partial(SimpleNamespace, BLOCK=32, SCALED=True)
 THREE_BITS = (codes(1, rows=2, unit_items=2), TWO_BITS)
-q3_1 = _type(
+kv3_1 = _type(
     AFFINE=True,
     OFFSET=4,
     PLANES=(SCALES, SCALES, *THREE_BITS),
-    decode=decode_q3_1,
-    encode=encode_q3_1,
+    decode=decode_kv3_1,
+    encode=encode_kv3_1,
 )
-q3_1c = _type(
+kv3_1c = _type(
     AFFINE=True,
     OFFSET=0,
     LAST=7,
     PLANES=(BY_CHANNEL, BY_CHANNEL, *THREE_BITS),
-    decode=decode_q3_1c,
-    encode=encode_q3_1c,
+    decode=decode_kv3_1c,
+    encode=encode_kv3_1c,
 )
-q3_0 = _type(
-    AFFINE=False, OFFSET=4, PLANES=(SCALES, *THREE_BITS), decode=decode_q3_0, encode=encode_q3_0
+kv3_0 = _type(
+    AFFINE=False, OFFSET=4, PLANES=(SCALES, *THREE_BITS), decode=decode_kv3_0, encode=encode_kv3_0
 )
-q2_1 = _type(
-    AFFINE=True, OFFSET=2, PLANES=(SCALES, SCALES, TWO_BITS), decode=decode_q2_1, encode=encode_q2_1
+kv2_1 = _type(
+    AFFINE=True,
+    OFFSET=2,
+    PLANES=(SCALES, SCALES, TWO_BITS),
+    decode=decode_kv2_1,
+    encode=encode_kv2_1,
 )
-q2_1c = _type(
+kv2_1c = _type(
     AFFINE=True,
     OFFSET=0,
     LAST=3,
     PLANES=(BY_CHANNEL, BY_CHANNEL, TWO_BITS),
-    decode=decode_q2_1c,
-    encode=encode_q2_1c,
+    decode=decode_kv2_1c,
+    encode=encode_kv2_1c,
 )
-q2_0 = _type(
-    AFFINE=False, OFFSET=3, PLANES=(SCALES, TWO_BITS), decode=decode_q2_0, encode=encode_q2_0
+kv2_0 = _type(
+    AFFINE=False, OFFSET=3, PLANES=(SCALES, TWO_BITS), decode=decode_kv2_0, encode=encode_kv2_0
 )

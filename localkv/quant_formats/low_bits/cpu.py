@@ -95,18 +95,18 @@ def put_two_codes(qs: Any, u: int, i: int, low: int, high: int) -> None:
 
 
 @njit
-def decode_q3_1(planes: Any, u: int) -> Any:
+def decode_kv3_1(planes: Any, u: int) -> Any:
     low, high = three_bits(planes[3], planes[2], u)
     return to_f32(low), to_f32(high)
 
 
 @njit
-def quads_q3_1(planes: Any, u: int) -> Any:
+def quads_kv3_1(planes: Any, u: int) -> Any:
     return three_bit_quads(planes[3], planes[2], u)
 
 
 @njit
-def encode_q3_1(x: Any, planes: Any, u: int) -> None:
+def encode_kv3_1(x: Any, planes: Any, u: int) -> None:
     last = np.float32(7)
     factor, m = put_affine_scale(x, planes, u, last)
     third = 0
@@ -119,7 +119,7 @@ def encode_q3_1(x: Any, planes: Any, u: int) -> None:
 
 
 @njit
-def pack_q3_1c(codes: Any, planes: Any, u: int) -> None:
+def pack_kv3_1c(codes: Any, planes: Any, u: int) -> None:
     third = 0
     for i in range(32):
         code = get_u8(codes, 32 * u + i)
@@ -129,19 +129,19 @@ def pack_q3_1c(codes: Any, planes: Any, u: int) -> None:
 
 
 @njit
-def decode_q3_0(planes: Any, u: int) -> Any:
+def decode_kv3_0(planes: Any, u: int) -> Any:
     low, high = three_bits(planes[2], planes[1], u)
     less = i32x16(np.int32(-4))
     return to_f32(add_i32(low, less)), to_f32(add_i32(high, less))
 
 
 @njit
-def quads_q3_0(planes: Any, u: int) -> Any:
+def quads_kv3_0(planes: Any, u: int) -> Any:
     return three_bit_quads(planes[2], planes[1], u)
 
 
 @njit(error_model="numpy")
-def encode_q3_0(x: Any, planes: Any, u: int) -> None:
+def encode_kv3_0(x: Any, planes: Any, u: int) -> None:
     d = scale(largest_magnitude(x, 32 * u, LARGEST_Q3), -FOUR)
     factor = inverse(d)
     products, squares = ZERO, ZERO
@@ -160,18 +160,18 @@ def encode_q3_0(x: Any, planes: Any, u: int) -> None:
 
 
 @njit
-def decode_q2_1(planes: Any, u: int) -> Any:
+def decode_kv2_1(planes: Any, u: int) -> Any:
     low, high = two_bits(planes[2], u)
     return to_f32(low), to_f32(high)
 
 
 @njit
-def quads_q2_1(planes: Any, u: int) -> Any:
+def quads_kv2_1(planes: Any, u: int) -> Any:
     return two_bit_quads(planes[2], u)
 
 
 @njit
-def encode_q2_1(x: Any, planes: Any, u: int) -> None:
+def encode_kv2_1(x: Any, planes: Any, u: int) -> None:
     last = np.float32(3)
     factor, m = put_affine_scale(x, planes, u, last)
     for i in range(16):
@@ -181,13 +181,13 @@ def encode_q2_1(x: Any, planes: Any, u: int) -> None:
 
 
 @njit
-def pack_q2_1c(codes: Any, planes: Any, u: int) -> None:
+def pack_kv2_1c(codes: Any, planes: Any, u: int) -> None:
     for i in range(32):
         put_two_bits(planes[2], u, i, get_u8(codes, 32 * u + i))
 
 
 @njit
-def decode_q2_0(planes: Any, u: int) -> Any:
+def decode_kv2_0(planes: Any, u: int) -> Any:
     low, high = two_bits(planes[1], u)
     less = i32x16(np.int32(-3))
     low, high = add_i32(add_i32(low, low), less), add_i32(add_i32(high, high), less)
@@ -195,7 +195,7 @@ def decode_q2_0(planes: Any, u: int) -> Any:
 
 
 @njit
-def quads_q2_0(planes: Any, u: int) -> Any:
+def quads_kv2_0(planes: Any, u: int) -> Any:
     return twice_two_bit_quads(planes[1], u)
 
 
@@ -205,7 +205,7 @@ def q2_code(value: Any, factor: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def encode_q2_0(x: Any, planes: Any, u: int) -> None:
+def encode_kv2_0(x: Any, planes: Any, u: int) -> None:
     factor = inverse(scale(abs(largest_magnitude(x, 32 * u, LARGEST_Q2)), REACH))
     products, squares = ZERO, ZERO
     for i in range(16):
@@ -219,9 +219,9 @@ def encode_q2_0(x: Any, planes: Any, u: int) -> None:
     put_half(planes[0], u, within(products / squares, LIMIT))
 
 
-q3_1 = SimpleNamespace(decode=decode_q3_1, quads=quads_q3_1, encode=encode_q3_1)
-q3_1c = SimpleNamespace(decode=decode_q3_1, quads=quads_q3_1, pack=pack_q3_1c)
-q3_0 = SimpleNamespace(decode=decode_q3_0, quads=quads_q3_0, encode=encode_q3_0)
-q2_1 = SimpleNamespace(decode=decode_q2_1, quads=quads_q2_1, encode=encode_q2_1)
-q2_1c = SimpleNamespace(decode=decode_q2_1, quads=quads_q2_1, pack=pack_q2_1c)
-q2_0 = SimpleNamespace(decode=decode_q2_0, quads=quads_q2_0, encode=encode_q2_0)
+kv3_1 = SimpleNamespace(decode=decode_kv3_1, quads=quads_kv3_1, encode=encode_kv3_1)
+kv3_1c = SimpleNamespace(decode=decode_kv3_1, quads=quads_kv3_1, pack=pack_kv3_1c)
+kv3_0 = SimpleNamespace(decode=decode_kv3_0, quads=quads_kv3_0, encode=encode_kv3_0)
+kv2_1 = SimpleNamespace(decode=decode_kv2_1, quads=quads_kv2_1, encode=encode_kv2_1)
+kv2_1c = SimpleNamespace(decode=decode_kv2_1, quads=quads_kv2_1, pack=pack_kv2_1c)
+kv2_0 = SimpleNamespace(decode=decode_kv2_0, quads=quads_kv2_0, encode=encode_kv2_0)

@@ -189,7 +189,7 @@ def pack_third_bits(codes):
 
 
 @triton.jit
-def read_tile_q3_1(
+def read_tile_kv3_1(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -198,7 +198,7 @@ def read_tile_q3_1(
 
 
 @triton.jit
-def write_rows_q3_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv3_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     d, m, codes = affine_codes(in_blocks(x), 3)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
     store_rows(as_f16(planes[1]), rows, valid, m.to(tl.float16), HEAD_DIM // 32)
@@ -207,7 +207,7 @@ def write_rows_q3_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def read_tile_q3_1c(
+def read_tile_kv3_1c(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -216,7 +216,7 @@ def read_tile_q3_1c(
 
 
 @triton.jit
-def write_rows_q3_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv3_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     d, m, codes = affine_groups(x, 3)
     codes = in_blocks(codes)
     store_channels(planes[0], rows, valid, d, HEAD_DIM)
@@ -226,7 +226,7 @@ def write_rows_q3_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.c
 
 
 @triton.jit
-def read_tile_q3_0(
+def read_tile_kv3_0(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -235,7 +235,7 @@ def read_tile_q3_0(
 
 
 @triton.jit
-def write_rows_q3_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv3_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     x = limited_numbers(in_blocks(x), 4 * F16_LIMIT)
     d, codes = symmetric_codes(x, 3)
     q = codes.to(tl.float32) - 4.0
@@ -246,7 +246,7 @@ def write_rows_q3_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def read_tile_q2_1(
+def read_tile_kv2_1(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -255,7 +255,7 @@ def read_tile_q2_1(
 
 
 @triton.jit
-def write_rows_q2_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv2_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     d, m, codes = affine_codes(in_blocks(x), 2)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
     store_rows(as_f16(planes[1]), rows, valid, m.to(tl.float16), HEAD_DIM // 32)
@@ -263,7 +263,7 @@ def write_rows_q2_1(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def read_tile_q2_1c(
+def read_tile_kv2_1c(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -272,7 +272,7 @@ def read_tile_q2_1c(
 
 
 @triton.jit
-def write_rows_q2_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv2_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     d, m, codes = affine_groups(x, 2)
     codes = in_blocks(codes)
     store_channels(planes[0], rows, valid, d, HEAD_DIM)
@@ -281,7 +281,7 @@ def write_rows_q2_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.c
 
 
 @triton.jit
-def read_tile_q2_0(
+def read_tile_kv2_0(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
@@ -290,7 +290,7 @@ def read_tile_q2_0(
 
 
 @triton.jit
-def write_rows_q2_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows_kv2_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     x = limited_numbers(in_blocks(x), 3 * F16_LIMIT)
     is_nan = x != x
     has_nan = tl.max(is_nan.to(tl.int32), 2) > 0
@@ -303,9 +303,9 @@ def write_rows_q2_0(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.co
 
 
 _type = partial(SimpleNamespace, PRODUCT="fp16", columns=quarter_columns)
-q2_0 = _type(read_tile=read_tile_q2_0, write_rows=write_rows_q2_0)
-q2_1c = _type(read_tile=read_tile_q2_1c, write_rows=write_rows_q2_1c)
-q2_1 = _type(read_tile=read_tile_q2_1, write_rows=write_rows_q2_1)
-q3_0 = _type(read_tile=read_tile_q3_0, write_rows=write_rows_q3_0)
-q3_1c = _type(read_tile=read_tile_q3_1c, write_rows=write_rows_q3_1c)
-q3_1 = _type(read_tile=read_tile_q3_1, write_rows=write_rows_q3_1)
+kv2_0 = _type(read_tile=read_tile_kv2_0, write_rows=write_rows_kv2_0)
+kv2_1c = _type(read_tile=read_tile_kv2_1c, write_rows=write_rows_kv2_1c)
+kv2_1 = _type(read_tile=read_tile_kv2_1, write_rows=write_rows_kv2_1)
+kv3_0 = _type(read_tile=read_tile_kv3_0, write_rows=write_rows_kv3_0)
+kv3_1c = _type(read_tile=read_tile_kv3_1c, write_rows=write_rows_kv3_1c)
+kv3_1 = _type(read_tile=read_tile_kv3_1, write_rows=write_rows_kv3_1)

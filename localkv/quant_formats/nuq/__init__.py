@@ -1,7 +1,7 @@
 """The nuq types of caches: codes of a codebook, with an outlier kept aside.
 
 nuq4, nuq3 and nuq2 have codes of 4, 3 and 2 bits, which select from 16, 8 and 4 numbers; nuq3's lie
-as in q3_1.
+as in kv3_1.
 
 A block of 32 has a scale, `x = d codebook[q]`. Of every two blocks of a row, 64 values, the one
 furthest from 0 is left out of its block's scale: `o` of the first of the two is what is missing to

@@ -38,7 +38,7 @@ from support.quick import quick
 from support.torch_edge import torch_cache
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
-KINDS = ["f32", "bf16", "q8_0", "q5_1", "q4_0", "q3_0", "q8_t", "nuq3", "fp8_e5m2_token"]
+KINDS = ["f32", "bf16", "q8_0", "q5_1", "q4_0", "kv3_0", "q8_t", "nuq3", "fp8_e5m2_token"]
 """A type of each kind; `test_every_type` has another one beside it."""
 
 
