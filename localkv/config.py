@@ -25,6 +25,9 @@ DEVICES = ("auto", "cuda", "cpu", "reference")
 FIT = ("on", "off")
 """Values of `--fit`: "on" refuses a model that does not fit in memory."""
 
+ACTIVATIONS = ("auto", "exact")
+"""Values of `--activations`; "exact" has products of float32 with float32."""
+
 KV_ROTATIONS = ("auto", "on", "off")
 """Values of `CacheConfig.kv_rotation`."""
 

@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import FIT, CacheConfig, KVScales
+from localkv.config import ACTIVATIONS, FIT, CacheConfig, KVScales
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -871,6 +871,7 @@ def loaded_engine(
     n_batch: int,
     exact: bool,
     smoothing: Smoothing | None,
+    decoded: Collection[str],
     speculation: Speculation,
     mlock: bool,
     use_mmap: bool,
@@ -882,6 +883,7 @@ def loaded_engine(
         n_batch: most prompt tokens evaluated at a time.
         exact: as `LLM` has it.
         smoothing: what the weights are changed by.
+        decoded: names of tensors that become float32.
         speculation: how tokens are guessed, which takes kernels of its own.
         mlock: keep the weights in memory.
         use_mmap: the file is mapped; weights that lie in it may be laid out while the first tokens
@@ -892,10 +894,14 @@ def loaded_engine(
         LocalKVError: the file can't be read, or something does not fit in memory.
     """
     warnings = []
-    matrix_types = [t.format.name for t in gguf.tensors.values() if len(t.shape) > 1]
+    types = {
+        name: "f32" if name in decoded else tensor.format.name
+        for name, tensor in gguf.tensors.items()
+        if len(tensor.shape) > 1
+    }
     with backend.compiling_ahead(
-        gguf.tensors["token_embd.weight"].format.name,
-        matrix_types,
+        types["token_embd.weight"],
+        list(types.values()),
         config,
         cache,
         lambda done, of: report("kernels", done, of),
@@ -905,6 +911,7 @@ def loaded_engine(
             backend,
             on_layer=lambda done, of: report("weights", done, of),
             smoothing=smoothing,
+            decoded=decoded,
             late=use_mmap and not mlock,
         )
         if mlock and (problem := lock_weights(model.weights, backend)):
@@ -982,6 +989,10 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a
             sequence of pairs; None takes f16, q8_0, q8_0/q4_0, q4_0.
         device: "auto", "cuda", "cpu" or "reference".
+        activations: "exact" multiplies float32 by float32, to measure what else costs something:
+            weights whose products would round activations (on a CPU packed ones, to 8 bits, on a
+            GPU all but F32) are decoded when they are loaded. They take four bytes a value, and
+            products are slower. A draft model's are left alone. "auto" takes what is fastest.
         n_threads: CPU threads; None takes `OMP_NUM_THREADS`, as far as there are cores, or one for
             each physical core. It has no effect on a GPU.
         n_threads_batch: CPU threads where several tokens are evaluated at once, as in prompts;
@@ -1070,6 +1081,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_budget: int | Literal["auto"] | None = None,
         kv_ladder: str | Sequence[tuple[str, str]] | None = None,
         device: str = "auto",
+        activations: str = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         cpus: Collection[int] | None = None,
@@ -1107,6 +1119,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             self.warnings.append(line)
         if fit not in FIT:
             raise unknown_name("unknown fit", fit, FIT)
+        if activations not in ACTIVATIONS:
+            raise unknown_name("unknown activations", activations, ACTIVATIONS)
         for option, value in (
             ("n_batch", n_batch),
             ("n_parallel", n_parallel),
@@ -1181,6 +1195,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             most_threads,
             is_file=use_mmap,
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
+            activations=activations,
         )
         draft = None
         if draft_model is not None:
@@ -1214,6 +1229,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
                 n_batch=n_batch,
                 exact=exact,
                 smoothing=smoothing,
+                decoded=memory.decoded,
                 speculation=self.speculation,
                 mlock=mlock,
                 use_mmap=use_mmap,

@@ -266,6 +266,7 @@ def _memory(
         n_batch,
         n_threads,
         changed=changed_tensors(Smoothing.in_use(cache, profile), config, header.tensors),
+        activations=arguments.get("activations") or "auto",
     )
     cache, _ = budgeted.fitted(cache, memory, machine_memory, names_context=bool(n_ctx))
     return memory, cache

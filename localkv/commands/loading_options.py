@@ -29,7 +29,7 @@ from localkv.commands.options import (
     preset_or_given,
 )
 from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
-from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
+from localkv.config import ACTIVATIONS, FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.errors import ModelFileError, UsageError
 from localkv.quant_formats import FORMER_NAMES, KV_FORMATS, WHY_RENAMED
@@ -130,7 +130,7 @@ _WINDOW = (
 )
 _AS_NAMED = (
     *("n_ctx", "cache_type_k", "cache_type_v", "kv_rotation", "kv_scales", "device"),
-    *("override_pre", "fit", "mlock", "use_mmap"),
+    *("override_pre", "fit", "mlock", "use_mmap", "activations"),
 )
 """Options that `LLM` takes by their own names."""
 
@@ -188,6 +188,7 @@ def loading_options(
         *ladder_options(),
         *compute_options(default_threads),
         *placement_options(),
+        activations_option(),
         MODEL.option(
             "-fit --fit",
             llama_env="FIT",
@@ -211,6 +212,20 @@ def loading_options(
         ),
         override_pre_option(),
     ]
+
+
+def activations_option() -> Option:
+    """`--activations`."""
+    return MODEL.option(
+        "--activations",
+        type=Choice(ACTIVATIONS, case_sensitive=False),
+        default="auto",
+        metavar="HOW",
+        help="exact: multiply float32 by float32, to measure what else costs something. Weights "
+        "whose products would round activations are decoded when they are loaded: four bytes a "
+        "value, and slower. auto: what is fastest; most CPUs then round activations to 8 bits "
+        "beside packed weights.",
+    )
 
 
 def unoffered_values(offered: Collection[str]) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def memory_line(llm: LLM) -> str:
         weights = f"{byte_size(plan.weights)} mapped"
     else:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
+    if plan.weights_decoded:
+        weights += f", {byte_size(plan.weights_decoded)} of them decoded to float32"
     if plan.weights_by_row:
         weights += f" and {byte_size(plan.weights_by_row)} read by row"
     type_k, type_v = _types(cache)
@@ -166,9 +168,10 @@ def _states(plan: MemoryPlan) -> str:
 def memory_bytes(plan: MemoryPlan) -> str:
     """The memory to the byte."""
     by_row = f" and {plan.weights_by_row} read by row" if plan.weights_by_row else ""
+    decoded = f", {plan.weights_decoded} decoded to float32" if plan.weights_decoded else ""
     return (
-        f"weights {plan.weights} ({plan.weights_mapped} mapped){by_row}, K {plan.cache_k}, "
-        f"V {plan.cache_v}, "
+        f"weights {plan.weights} ({plan.weights_mapped} mapped{decoded}){by_row}, "
+        f"K {plan.cache_k}, V {plan.cache_v}, "
         + (f"states {plan.states}, checkpoints {plan.checkpoints}, " if plan.states else "")
         + f"scratch {plan.scratch} bytes"
         + (f"; draft {memory_bytes(plan.draft)}" if plan.draft else "")

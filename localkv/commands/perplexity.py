@@ -726,6 +726,7 @@ def to_json(
         "results": found,
         "seconds": seconds,
         "backend": llm.backend.name,
+        "products": llm.kernels["products"],
         "warnings": all_warnings(llm),
     }
 

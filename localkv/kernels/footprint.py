@@ -61,6 +61,9 @@ class Footprint(Protocol):
     def is_of_host(self) -> bool:
         """They are the machine's, not a GPU's."""
 
+    def rounds_activations(self, fmt: QuantFormat) -> bool:
+        """Whether products with matrices of a format round the float32 that these meet."""
+
     def copied_bytes(self, fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
         """Bytes that loading a tensor allocates; 0 for one that is read where the file is mapped.
 
@@ -105,6 +108,10 @@ def decoded_bytes(n_values: int, *, n_tokens: int, widest: int) -> int:
 
 def is_of_host() -> bool:
     return True
+
+
+def rounds_activations(fmt: QuantFormat) -> bool:
+    return False
 
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:

@@ -6,7 +6,7 @@ are small, become float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +25,7 @@ from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_header import ModelHeader
+from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -86,6 +87,49 @@ class FileTensors:
 
     def release(self, name: str) -> None:
         self.gguf.release(name)
+
+
+@dataclass(frozen=True)
+class DecodedTensors:
+    """The tensors of a model, some of them decoded to float32: those are copies in memory.
+
+    Attributes:
+        source: where they come from.
+        names: of the tensors that are decoded.
+    """
+
+    source: TensorSource
+    names: Collection[str]
+    _decoded: dict[str, PackedTensor] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        return self.source.has(name)
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        """A tensor of this shape; who asks twice gets the same copy.
+
+        Raises:
+            ModelFileError: it is missing, or of another shape.
+        """
+        if name not in self.names:
+            return self.source.packed(name, shape)
+        found = self._decoded.get(name)
+        if found is None or found.shape != shape:
+            found = self._decoded[name] = in_float32(self.source.packed(name, shape))
+            self.source.release(name)
+        return found
+
+    def release(self, name: str) -> None:
+        self._decoded.pop(name, None)
+        self.source.release(name)
+
+
+def in_float32(tensor: PackedTensor) -> PackedTensor:
+    """A copy of a tensor in F32."""
+    values = np.empty(tensor.shape, np.float32)
+    for tile, part in tensor.row_tiles():
+        values[tile] = part.decode()
+    return PackedTensor(FORMATS["f32"], values.view(np.uint8), tensor.shape)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -66,7 +66,13 @@ from localkv.kernels.layer_weights import (
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.smoothing import SmoothedTensors, Smoothing
-from localkv.loader.tensor_reader import FileTensors, TensorReader, TensorSource, check_tensor
+from localkv.loader.tensor_reader import (
+    DecodedTensors,
+    FileTensors,
+    TensorReader,
+    TensorSource,
+    check_tensor,
+)
 from localkv.model import ModelWeights, Transformer
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import Plane
@@ -80,6 +86,7 @@ def load_model(
     *,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     smoothing: Smoothing | None = None,
+    decoded: Collection[str] = (),
     late: bool = False,
 ) -> tuple[Transformer, list[str]]:
     """The model in a GGUF file, on a backend.
@@ -89,6 +96,7 @@ def load_model(
         backend: prepares the weights as it wants them.
         on_layer: called with the layers that are loaded, of how many.
         smoothing: of K and V, folded into the weights.
+        decoded: names of tensors that become float32 (`ModelMemory.decoded`).
         late: weights may be laid out while the model is in use (`Backend.late`), where they are
             views of the file.
 
@@ -105,11 +113,13 @@ def load_model(
     source: TensorSource = FileTensors(gguf)
     if smoothing is not None:
         source = SmoothedTensors(source, smoothing.tensor_factors(config, gguf.tensors))
+    if decoded:
+        source = DecodedTensors(source, decoded)
     read = TensorReader(
         source,
         backend,
         halve_activations=config.has_experts,
-        late=backend.late if late and smoothing is None else None,
+        late=backend.late if late and smoothing is None and not decoded else None,
     )
     weights = model_weights(read, config, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]

@@ -63,5 +63,12 @@ class DraftFile:
     def memory(self, model: ModelMemory) -> DraftMemory:
         """What it takes beside a model."""
         tensors = tuple(self.gguf.tensors.values())
-        own = replace(model, tensors=tensors, config=self.config, changed=frozenset(), draft=None)
+        own = replace(
+            model,
+            tensors=tensors,
+            config=self.config,
+            changed=frozenset(),
+            draft=None,
+            activations="auto",
+        )
         return DraftMemory(own, self.cache)

@@ -258,6 +258,8 @@ class MemoryPlan:
         states: of recurrent layers, for all sequences.
         checkpoints: copies of them in the host's memory, when there are as many as there can be.
         draft: all of a model that drafts for this one, if there is one.
+        weights_decoded: the part of the allocated weights that is float32 and has another type in
+            the file (`--activations exact`).
     """
 
     weights_mapped: int
@@ -270,6 +272,7 @@ class MemoryPlan:
     states: int = 0
     checkpoints: int = 0
     draft: MemoryPlan | None = None
+    weights_decoded: int = 0
 
     @property
     def weights(self) -> int:
@@ -325,6 +328,7 @@ class ModelMemory:
         is_file: weights are mapped. They are not if the model is made in memory, or read into it.
         changed: names of tensors that are copied, as smoothing changes them.
         draft: a smaller model that drafts for this one.
+        activations: as `LLM` has it.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -335,6 +339,33 @@ class ModelMemory:
     is_file: bool = True
     changed: frozenset[str] = frozenset()
     draft: DraftMemory | None = None
+    activations: str = "auto"
+
+    @cached_property
+    def decoded(self) -> frozenset[str]:
+        """Names of the matrices that are decoded to float32 when they are loaded.
+
+        With exact activations these are all whose products would round the activations that they
+        meet. Beside F16 a model with experts rounds them as ggml does (`loader/weights.py`). An
+        embedding that is not the output matrix, too, meets none.
+        """
+        if self.activations != "exact":
+            return frozenset()
+        rounds, output = footprint_of(self.backend).rounds_activations, output_matrix(self.tensors)
+        return frozenset(
+            tensor.name
+            for tensor in self.tensors
+            if len(tensor.shape) > 1
+            and tensor.name != PER_LAYER_ROWS
+            and (tensor.name != EMBEDDING or output == EMBEDDING)
+            and (rounds(tensor.format) or (self.config.has_experts and tensor.format.name == "f16"))
+        )
+
+    @cached_property
+    def _loaded(self) -> tuple[TensorInfo, ...]:
+        """The tensors in the types that they have in memory."""
+        f32 = FORMATS["f32"]
+        return tuple(_as(one, f32) if one.name in self.decoded else one for one in self.tensors)
 
     @cached_property
     def weights(self) -> tuple[int, int]:
@@ -343,20 +374,20 @@ class ModelMemory:
         A tensor that is read by row counts only where it is made in, or read into, the memory that
         is counted.
         """
-        whole = [tensor for tensor in self.tensors if split_by(tensor, self.config) is None]
-        mapped, allocated = weight_bytes(whole, self.backend, self.changed)
-        allocated += split_bytes(self.tensors, self.config, self.backend)
+        whole = [tensor for tensor in self._loaded if split_by(tensor, self.config) is None]
+        mapped, allocated = weight_bytes(whole, self.backend, self.changed | self.decoded)
+        allocated += split_bytes(self._loaded, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
         by_row = by_row_bytes(self.tensors) if footprint_of(self.backend).is_of_host() else 0
-        return 0, mapped + allocated + by_row + looked_up_bytes(self.tensors, self.backend)
+        return 0, mapped + allocated + by_row + looked_up_bytes(self._loaded, self.backend)
 
     @cached_property
     def _matrices(self) -> frozenset[Matrix]:
         """Its matrices, or stacks of them: each format and shape once."""
         return frozenset(
             Matrix(tensor.format, tensor.shape)
-            for tensor in self.tensors
+            for tensor in self._loaded
             if len(tensor.shape) > 1 and tensor.name != PER_LAYER_ROWS
         )
 
@@ -382,7 +413,8 @@ class ModelMemory:
         by_row = by_row_bytes(self.tensors) if self.is_file else 0
         states = self._state_bytes(cache)
         draft = None if self.draft is None else self.draft.plan(cache.n_ctx)
-        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft)
+        decoded = sum(tensor.n_bytes for tensor in self._loaded if tensor.name in self.decoded)
+        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft, decoded)
 
     def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
         """Bytes of states and of their checkpoints; checkpoints in another memory count as 0."""

@@ -394,6 +394,7 @@ def test_json(program, llm, model) -> None:
             "cache_v": 1 << 19,
             "scratch": 3 << 20,
             "weights_by_row": 0,
+            "weights_decoded": 0,
             "states": 0,
             "checkpoints": 0,
             "total": (1 << 20) + (1 << 10) + (1 << 20) + (3 << 20),

@@ -74,6 +74,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "fit": "on",
         "mlock": False,
         "use_mmap": True,
+        "activations": "auto",
     }
     assert llm.loaded == {"path": llm.loaded["path"], **expected}
 
@@ -149,6 +150,7 @@ def test_a_sampler_flag_sets_its_field(params, flags: str, field: str, value: ob
         ("--device reference", "device", "reference"),
         ("--override-pre qwen2", "override_pre", "qwen2"),
         ("--mlock", "mlock", True),
+        ("--activations exact", "activations", "exact"),
         ("--no-mmap", "use_mmap", False),
         ("--mmap", "use_mmap", True),
     ],

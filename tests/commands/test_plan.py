@@ -411,8 +411,8 @@ def test_json_has_all_that_the_table_has(plan: Any, tiny_model: Path) -> None:
     assert set(found) == {
         "model", "backend",
         "why_backend", "memory", "n_ctx", "n_sequences", "n_batch", "weights_mapped",
-        "weights_allocated", "weights_by_row", "scratch", "states", "checkpoints", "pairs",
-        "quants", "recommendation", "warnings",
+        "weights_allocated", "weights_by_row", "weights_decoded", "scratch", "states",
+        "checkpoints", "pairs", "quants", "recommendation", "warnings",
     }  # fmt: skip
     assert set(found["model"]) == {
         "path", "name", "architecture", "n_layers", "groups", "n_ctx_train",

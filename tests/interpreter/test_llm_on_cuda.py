@@ -18,6 +18,7 @@ from localkv.kernels.gpu import triton_backend as module
 from localkv.kernels.gpu.device import CudaMemory
 from localkv.kernels.select import select_backend
 from localkv.model import Transformer
+from support.forward import nmse
 from support.gguf_bytes import spoil
 from support.program import Program
 from support.quick import quick
@@ -71,6 +72,20 @@ def test_text_is_the_references(model: Path) -> None:
         texts.append((first.text, second.text))
     assert texts[0] == texts[1]
     assert all(len(text) > 0 for text in texts[0])
+
+
+def test_exact_activations_are_not_rounded_to_fp16(model: Path) -> None:
+    """A prompt of many tokens, through an f32 cache; the reference rounds nothing."""
+    ids = list(range(1, 81))
+
+    def logits(device: str, activations: str) -> np.ndarray:
+        types = {"cache_type_k": "f32", "cache_type_v": "f32"}
+        llm = LLM(model, device=device, n_ctx=128, activations=activations, **types)
+        return llm.logits(ids)
+
+    want = logits("reference", "exact")
+    rounded, exact = (nmse(logits("cuda", how), want) for how in ("auto", "exact"))
+    assert exact < 0.1 * rounded < 1e-4
 
 
 def test_draws_on_the_device_repeat(tiny_model: Path) -> None:

@@ -322,8 +322,9 @@ def test_json(measured, tiny_model: Path, text_file: Path) -> None:
     report = measured("--chunks", 2)
     assert list(report) == [
         *("model", "text", "n_ctx", "n_batch", "prefill_exact", "base", "results", "seconds"),
-        *("backend", "warnings"),
+        *("backend", "products", "warnings"),
     ]
+    assert "float32 activations" in report["products"]
     assert report["model"] == {"path": str(tiny_model), "name": "tiny", "architecture": "llama"}
     assert report["text"] == {
         "path": str(text_file),

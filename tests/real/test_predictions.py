@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from localkv import LLM
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from support.paths import DATA, ROOT
 from support.program import Program
 from support.real_models import FILES
@@ -43,12 +44,15 @@ def test_perplexity_is_llama_cpps(
     assert found == pytest.approx(by_llama_cpp["perplexity"], rel=2e-3)
 
 
-def stated() -> dict[str, dict[str, float]]:
-    """The divergences that docs/quality.md states, by pair and model."""
+def stated(
+    name: str = "real models", columns: tuple[int, int] = (2, 4)
+) -> dict[str, dict[str, float]]:
+    """The divergences in a table of docs/quality.md, by the row's name and by model."""
     page = (ROOT / "docs" / "quality.md").read_text()
-    table = page.partition("<!-- real models -->")[2].partition("<!-- end of real models -->")[0]
+    table = page.partition(f"<!-- {name} -->")[2].partition(f"<!-- end of {name} -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")[4:-2]]
-    return {row[0]: {"smollm2": float(row[2]), "gemma3": float(row[4])} for row in rows}
+    smollm2, gemma3 = columns
+    return {row[0]: {"smollm2": float(row[smollm2]), "gemma3": float(row[gemma3])} for row in rows}
 
 
 @pytest.mark.parametrize("pair", ["q8_0/q8_0", "q8_0c/q4_1", "q8_0/q4_0", "kv3_1c/kv3_1"])
@@ -61,6 +65,23 @@ def test_packed_caches_cost_what_the_documentation_says(
     assert found == pytest.approx(stated()[pair][name], rel=0.1)
     if pair in by_llama_cpp["divergence"]:
         assert found < 1.05 * by_llama_cpp["divergence"][pair]
+
+
+@pytest.mark.skipif(not HAS_BYTE_DOTS, reason="this CPU has no products of bytes")
+def test_8_bit_activations_cost_what_the_documentation_says(
+    program: Program, model: Path, name: str, tmp_path: Path
+) -> None:
+    """From float32 ones, both through an f16 cache; a q8_0 cache alone costs less."""
+    length, base = ("-c", "2048", "--chunks", "2"), str(tmp_path / "exact.npz")
+    exact = (*length, "--activations", "exact")
+    perplexity(program, model, *exact, "--save-base", base)
+    rounded = perplexity(program, model, *length, "--base", base)["divergence"]["kld"]["value"]
+    assert rounded == pytest.approx(stated("activations", (1, 3))["as published"][name], rel=0.1)
+    packed = perplexity(program, model, *exact, "--base", base, "-ctk", "q8_0", "-ctv", "q8_0")[
+        "divergence"
+    ]["kld"]["value"]
+    assert packed == pytest.approx(stated("exact")["q8_0/q8_0"][name], rel=0.1)
+    assert packed < rounded
 
 
 def test_greedy_answers_are_llama_cpps(llm: LLM, by_llama_cpp: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import click
 
 from localkv.commands.cache_pairs import require_cache_type
 from localkv.commands.loading_options import (
+    activations_option,
     draft_model_options,
     given_threads,
     ladder_arguments,
@@ -126,6 +127,7 @@ def _run(
         backend,
         min(values["batch_size"], values["ubatch_size"]),
         max(threads, given_threads(values["threads_batch"]) or 0),
+        activations=values["activations"],
     )
     if values["draft_model"] is not None:
         model_memory = with_draft(model_memory, model, values)
@@ -310,6 +312,7 @@ plan = Command(
         *window_options(),
         *draft_model_options(),
         *compute_options("one per core"),
+        activations_option(),
         OUTPUT.option(
             "--plot plot_file",
             metavar="FILE",

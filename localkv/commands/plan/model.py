@@ -136,6 +136,8 @@ def model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
         flags = ["-m", values["model"] or model.path]
     if values["device"] != "auto":
         flags += ["--device", values["device"]]
+    if values["activations"] != "auto":
+        flags += ["--activations", values["activations"]]
     if values["draft_model"] is not None:
         flags += ["-md", values["draft_model"]]
         for flag, name in (("-ctkd", "cache_type_k_draft"), ("-ctvd", "cache_type_v_draft")):

@@ -115,6 +115,8 @@ def plan_lines(plan: Plan) -> list[str]:
     mapped = f", {byte_size(some.weights_mapped)} of them mapped" if some.weights_mapped else ""
     if not some.weights_allocated:
         mapped = ", mapped"
+    if some.weights_decoded:
+        mapped += f", {byte_size(some.weights_decoded)} of them decoded to float32"
     if some.weights_by_row:
         mapped += f", and {byte_size(some.weights_by_row)} that is read by row"
     facts = [
@@ -311,6 +313,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weights_mapped": some.weights_mapped,
         "weights_allocated": some.weights_allocated,
         "weights_by_row": some.weights_by_row,
+        "weights_decoded": some.weights_decoded,
         "scratch": some.scratch,
         "states": some.states,
         "checkpoints": some.checkpoints,

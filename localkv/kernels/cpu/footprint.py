@@ -20,6 +20,7 @@ from localkv.kernels.cpu.linear.jobs import (
     PANEL_FORMAT_NAMES,
     PART_BYTES,
     ROUNDED_ROW_NAMES,
+    ROUNDED_ROWS,
     panels_bytes,
 )
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix, copied_vector_bytes
@@ -53,6 +54,11 @@ def _is_laid_out(fmt: QuantFormat) -> bool:
     """Whether its panels are made when it is loaded, so that its rows need no memory."""
     in_place = fmt.name in IN_PLACE_FORMAT_NAMES and _has_byte_dots()
     return _in_panels(fmt) and not in_place
+
+
+def rounds_activations(fmt: QuantFormat) -> bool:
+    """To 8 bits beside panels where CPUs multiply bytes, to BF16 where they multiply that."""
+    return (_in_panels(fmt) and _has_byte_dots()) or fmt.name in ROUNDED_ROWS
 
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:

@@ -34,6 +34,11 @@ def is_of_host() -> bool:
     return False
 
 
+def rounds_activations(fmt: QuantFormat) -> bool:
+    """To fp16 for tensor cores; F32 matrices are multiplied in fp32."""
+    return fmt.name != "f32"
+
+
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
     """Vectors become float32; matrices keep their type."""
     if len(shape) == 1:
