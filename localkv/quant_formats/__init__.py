@@ -13,8 +13,8 @@ import re
 from localkv.quant_formats.base import Plane, QuantFormat
 
 E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
-CHANNEL_TOKENS = 32
-"""Tokens that share a channel's scale in types with such scales, KIVI's G."""
+CHANNEL_TOKENS, MANY_CHANNEL_TOKENS = 32, 128
+"""Tokens that share a channel's scale in types with such scales: KIVI's G, and more."""
 
 
 def _format(
@@ -90,16 +90,18 @@ def _fp8(
 
 
 def _by_channel(name: str, folder: str, **planes: int) -> QuantFormat:
-    """For caches: each channel has a scale of its own for `CHANNEL_TOKENS` tokens."""
+    """For caches: each channel has a scale of its own for some tokens, 128 in types whose name ends
+    so. Then a block is 64 channels, of whose scales a row has a byte."""
+    many = name.endswith(str(MANY_CHANNEL_TOKENS))
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(
         name,
         None,
-        CHANNEL_TOKENS,
+        64 if many else 32,
         fields,
         is_weight=False,
         is_cache=True,
-        group_tokens=CHANNEL_TOKENS,
+        group_tokens=MANY_CHANNEL_TOKENS if many else CHANNEL_TOKENS,
         folder=folder,
     )
 
@@ -147,7 +149,9 @@ _ALL = (
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
     _by_channel("q8_0c", "q8_0", d=2, qs=32),
     _by_channel("q4_1c", "q4", d=2, m=2, qs=16),
+    _by_channel("q4_1c128", "q4", d=1, m=1, qs=32),
     _by_channel("kv3_1c", "low_bits", d=2, m=2, qh=4, qs=8),
+    _by_channel("kv3_1c128", "low_bits", d=1, m=1, qh=8, qs=16),
     _by_channel("kv2_1c", "low_bits", d=2, m=2, qs=8),
     _codebook("nuq4", 16, qs=16),
     _codebook("nuq3", 8, qh=4, qs=8),

@@ -15,13 +15,21 @@ from support.quick import quick
 
 # warp instructions per key, as in test_aot_attention.py, where q4_0 has 32 and 102: at
 # most 1.3 times as many
-DECODE_BUDGET = {"q8_0c": 35.5, "q4_1c": 36, "kv3_1c": 41.5, "kv2_1c": 35}
-PREFILL_BUDGET = {"q8_0c": 108, "q4_1c": 107, "kv3_1c": 114, "kv2_1c": 105}
+DECODE_BUDGET = {
+    "q8_0c": 35.5, "q4_1c": 36, "q4_1c128": 36, "kv3_1c": 41.5, "kv3_1c128": 41.5, "kv2_1c": 35,
+}  # fmt: skip
+PREFILL_BUDGET = {
+    "q8_0c": 108, "q4_1c": 107, "q4_1c128": 107, "kv3_1c": 114, "kv3_1c128": 114, "kv2_1c": 105,
+}  # fmt: skip
 CASES = [
     (decode_kernel, 90, "q4_1c"),
     (decode_kernel, 86, "kv3_1c"),
     (decode_kernel, 100, "kv2_1c"),
     (decode_kernel, 120, "q8_0c"),
+    (decode_kernel, 90, "kv3_1c128"),
+    (decode_kernel, 80, "q4_1c128"),
+    (prefill_kernel, 90, "q4_1c128"),
+    (prefill_kernel, 89, "kv3_1c128"),
     (prefill_kernel, 89, "kv3_1c"),
     (prefill_kernel, 80, "q4_1c"),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localkv.kernels.gpu.attention.packed_attention import padded
-from localkv.kernels.gpu.group_store import TOKENS, group_kernel, unpack_kernel
+from localkv.kernels.gpu.group_store import TOKENS, group_kernel, group_sizes, unpack_kernel
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from localkv.quant_formats import FORMATS, TOKEN_FORMATS
@@ -161,6 +161,8 @@ def test_groups(arch: int, apart: bool) -> None:
     names = [name for name, fmt in FORMATS.items() if fmt.group_tokens > 1]
     name = names[ARCHS.index(arch) % len(names)]
     constants = of_cache(name, 128, 96)
+    sizes = group_sizes(FORMATS[name], FORMATS["q4_1"])
+    n_warps = sizes.pop("num_warps")
     constants["WRITE_V"] = FORMATS["q4_1"].part("gpu").write_rows
     types: dict[str, str | tuple[str, ...]] = {
         "groups_ptr": "*i64",
@@ -178,8 +180,9 @@ def test_groups(arch: int, apart: bool) -> None:
             "ROTATION_K": 0,
             "ROTATION_V": 0 if apart else 32,
             "PAGE_BYTES": 8 * 256 * 16 if apart else 0,
+            **sizes,
         },
-        num_warps=4,
+        num_warps=n_warps,
         enable_fp_fusion=False,
     )
     assert resources(compiled)["STACK"] <= 16

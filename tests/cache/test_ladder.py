@@ -22,7 +22,6 @@ from localkv.cache.ladder import (
     check_ladder,
     ladder_text,
     parse_ladder,
-    stores_rows,
 )
 from localkv.cache.ladder_pool import Runs
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
@@ -34,7 +33,7 @@ from localkv.kernels.attention import store_rotated
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.reference.backend import hadamard_transform, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
-from localkv.quant_formats import CHANNEL_TOKENS, FORMATS, KV_FORMATS
+from localkv.quant_formats import FORMATS, KV_FORMATS
 from support.attack.interruptions import Interruption
 
 GROUP = CacheGroup(2, 64, 64, 0, (0, 1))
@@ -45,6 +44,7 @@ LADDERS = [
     parse_ladder("q8_0/q6_0,q6_0/q4_t"),
     parse_ladder("bf16,fp8_e4m3,iq4_nl,kv3_0,kv2_1"),
     parse_ladder("f16,q8_0,q4_1c/q4_1,kv3_1c/kv2_1"),
+    parse_ladder("f16,q8_0,q4_1c128/kv3_0,kv3_1c128/kv2_0"),
     parse_ladder("q8_0,q5_1/q4_1c,q4_0"),
 ]
 
@@ -296,10 +296,11 @@ def check(cache, rows, rng):
                     of_row = [plane[pool.place(page)].numpy() for plane in getattr(segment, side)]
                     found = getattr(segment, f"format_{side}").codec.decode(of_row)
                     chain = [specs[i] for i in rows.rungs[row]]
-                    begin, n = row - row % CHANNEL_TOKENS, 1
-                    group = values[begin : begin + CHANNEL_TOKENS]
-                    if any(not stores_rows(spec.type_k, spec.type_v) for spec in chain):
-                        n = CHANNEL_TOKENS
+                    names = [name for spec in chain for name in (spec.type_k, spec.type_v)]
+                    n = max(FORMATS[name].group_tokens for name in names)
+                    begin = row - row % n
+                    group = values[begin : begin + n]
+                    if n > 1:
                         if len(group) < n or len(set(rows.rungs[begin : begin + n])) > 1:
                             continue  # a group that has lost some of its rows
                     else:

@@ -51,6 +51,7 @@ CACHES = {
     "packed": CacheConfig("q8_0", "q5_1", n_ctx=N_CTX),
     "tail": CacheConfig("q4_0", "q8_0", n_ctx=N_CTX, kv_tail=40, kv_sink=3),
     "channels": CacheConfig("q4_1c", "q4_1", n_ctx=N_CTX),
+    "long groups": CacheConfig("kv3_1c128", "kv2_0", n_ctx=N_CTX),
     "codebooks": CacheConfig("nuq2", "nuq2", n_ctx=N_CTX, kv_codebooks=BOOKS),
     "sink": CacheConfig("kv3_0", "kv2_1", n_ctx=N_CTX),
 }

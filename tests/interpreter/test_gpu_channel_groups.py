@@ -25,11 +25,15 @@ make = partial(grouped_rows, store=store_kv_gpu, pack=pack_groups_gpu)
 
 
 @pytest.mark.parametrize(
-    ("name", "rotation"), quick(zip(NAMES, (0, 32, 0, 32), strict=True), [("q4_1c", 32)])
+    ("name", "rotation"),
+    quick(
+        [(name, 32 * (i % 2)) for i, name in enumerate(NAMES)], [("q4_1c", 32), ("kv3_1c128", 0)]
+    ),
 )
 def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None:
-    rotations = rotation, rotation
-    rows = make([64, 32], type_k=name, type_v="q4_1", rotations=rotations, head_dim=96)
+    fmt, rotations = FORMATS[name], (rotation, rotation)
+    n, head_dim = fmt.group_tokens, 3 * fmt.block_size
+    rows = make([2 * n, n], type_k=name, type_v="q4_1", rotations=rotations, head_dim=head_dim)
     packed = rows.packed
     for fmt, planes, xs in (
         (packed.format_k, packed.k, rows.k),
@@ -49,19 +53,30 @@ CASES = [
     ("q8_0c", "q8_0c", 96, 1, 0, 2),
     ("f16", "q4_1c", 512, 1, 0, 1),
     ("q8_0c", "f32", 256, 1, 0, 1),
+    ("kv3_1c128", "kv2_0", 64, 3, 0, 1),
+    ("q4_1c128", "q8_0c", 128, 2, 50, 40),
+    ("q8_0c", "kv3_1c128", 64, 1, 0, 1),
 ]
 
 
 @pytest.mark.parametrize(
     ("type_k", "type_v", "head_dim", "group", "window", "n_new"),
-    quick(CASES, [("q4_1c", "q4_0", 64, 4, 0, 1), ("kv3_1c", "kv3_1c", 96, 2, 50, 40)]),
+    quick(
+        CASES,
+        [
+            ("q4_1c", "q4_0", 64, 4, 0, 1),
+            ("kv3_1c", "kv3_1c", 96, 2, 50, 40),
+            ("kv3_1c128", "kv2_0", 64, 3, 0, 1),
+        ],
+    ),
 )
 def test_attention(
     type_k: str, type_v: str, head_dim: int, group: int, window: int, n_new: int
 ) -> None:
     """Few and many new tokens; pages behind the last group are full of NaN."""
+    n = max(FORMATS[name].group_tokens for name in (type_k, type_v))
     rows = make(
-        [288, 32], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=n_new,
+        [256 + n, n], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=n_new,
         n_kv_heads=1,
     )  # fmt: skip
     params = AttentionParams(head_dim**-0.5, window)

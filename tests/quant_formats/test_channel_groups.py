@@ -13,7 +13,7 @@ from localkv.quant_formats import FORMATS, QuantFormat
 from localkv.quant_formats.shared.bits import bit_fields, two_bit_codes
 
 GROUPED = [fmt for fmt in FORMATS.values() if fmt.group_tokens > 1]
-BITS = {"q8_0c": 8, "q4_1c": 4, "kv3_1c": 3, "kv2_1c": 2}
+BITS = {"q8_0c": 8, "q4_1c": 4, "q4_1c128": 4, "kv3_1c": 3, "kv3_1c128": 3, "kv2_1c": 2}
 by_format = pytest.mark.parametrize("fmt", GROUPED, ids=lambda fmt: fmt.name)
 SPECIAL = [0.0, -0.0, 1e-9, -6e-8, 65504.0, 65520.0, -1e38, 3.4e38, math.inf, -math.inf, math.nan]
 
@@ -24,7 +24,7 @@ def f16(x: float) -> float:
 
 
 def group_in_doubles(x: np.ndarray, bits: int, affine: bool) -> tuple[float, float, list[int]]:
-    """d, m and codes of one channel's 32 floats; each step is a float32's, as in the formula."""
+    """d, m and codes of one channel's floats; each step is a float32's, as in the formula."""
     values = [max(-32000.0, min(32000.0, float(v))) if v == v else math.nan for v in x]
     if any(math.isnan(v) for v in values):
         return math.nan, math.nan if affine else 0.0, []
@@ -51,19 +51,27 @@ def group_in_doubles(x: np.ndarray, bits: int, affine: bool) -> tuple[float, flo
 
 
 def channels(fmt: QuantFormat, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Of one group of 32 channels: d [32], m [32], codes [32 channels, 32 tokens]."""
-    codes, scales = planes[-1], planes[: 1 if fmt.name == "q8_0c" else 2]
+    """Of one group and a block's channels: d, m, codes [channels, tokens]."""
+    scales = planes[: 1 if fmt.name == "q8_0c" else 2]
+    codes, *high = (
+        plane.reshape(fmt.group_tokens, fmt.block_size // 32, -1)
+        for plane in planes[: len(scales) - 1 : -1]
+    )
     halves = [plane.reshape(-1).view(np.float16) for plane in scales]
     if fmt.name == "q8_0c":
         integers = codes.view(np.int8).astype(int)
-    elif fmt.name == "q4_1c":
+    elif BITS[fmt.name] == 4:
         integers = bit_fields(codes, 4, 16).astype(int)
     else:
         integers = two_bit_codes(codes).astype(int)
-        if fmt.name == "kv3_1c":
-            integers += bit_fields(planes[2], 1, 1).astype(int) << 2
+        if high:
+            integers += bit_fields(high[0], 1, 1).astype(int) << 2
     d = halves[0]
-    return d, halves[1] if len(halves) > 1 else np.zeros_like(d), integers.reshape(32, 32).T
+    return (
+        d,
+        halves[1] if len(halves) > 1 else np.zeros_like(d),
+        integers.reshape(fmt.group_tokens, fmt.block_size).T,
+    )
 
 
 @by_format
@@ -77,12 +85,13 @@ def channels(fmt: QuantFormat, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarr
     ),
 )
 def test_codes_are_those_of_the_formula(fmt, seed, size, shift, special):
-    x = np.random.default_rng(seed).standard_normal((32, 32)) * size + shift
+    shape = fmt.group_tokens, fmt.block_size
+    x = np.random.default_rng(seed).standard_normal(shape) * size + shift
     x = x.astype(np.float32)
     for token, channel, value in special:
         x[token, channel] = value
     d, m, codes = channels(fmt, fmt.codec.encode(x))
-    for channel in range(32):
+    for channel in range(fmt.block_size):
         with np.errstate(all="ignore"):
             want = group_in_doubles(x[:, channel], BITS[fmt.name], fmt.name != "q8_0c")
         np.testing.assert_array_equal(d[channel], np.float16(want[0]))
@@ -94,15 +103,16 @@ def test_codes_are_those_of_the_formula(fmt, seed, size, shift, special):
 
 @by_format
 def test_decodes_to_the_nearest_step(fmt):
-    x = np.random.default_rng(3).standard_normal((2, 3, 96, 64)).astype(np.float32)
+    n, block = fmt.group_tokens, fmt.block_size
+    x = np.random.default_rng(3).standard_normal((2, 3, 3 * n, 64)).astype(np.float32)
     x *= np.exp2(np.arange(64) % 9 - 4).astype(np.float32)
     planes = fmt.codec.encode(x)
     assert [plane.shape for plane in planes] == [
-        (2, 3, 96, 2, plane.n_bytes) for plane in fmt.planes
+        (2, 3, 3 * n, 64 // block, plane.n_bytes) for plane in fmt.planes
     ]
     got = fmt.codec.decode(planes).astype(np.float64)
     assert got.shape == x.shape
-    groups = x.reshape(2, 3, 3, 32, 64).astype(np.float64)
+    groups = x.reshape(2, 3, 3, n, 64).astype(np.float64)
     if fmt.name == "q8_0c":
         step = np.abs(groups).max(-2) / 127
     else:
@@ -112,13 +122,13 @@ def test_decodes_to_the_nearest_step(fmt):
     error = np.abs(got.reshape(groups.shape) - groups)
     assert (error <= bound[..., None, :]).all()
     # a group knows nothing of its neighbours
-    alone = fmt.codec.decode(fmt.codec.encode(x[1, 2, 32:64]))
-    np.testing.assert_array_equal(alone, got[1, 2, 32:64])
+    alone = fmt.codec.decode(fmt.codec.encode(x[1, 2, n : 2 * n]))
+    np.testing.assert_array_equal(alone, got[1, 2, n : 2 * n])
 
 
 @by_format
 def test_what_is_decoded_in_fp16_is_finite(fmt):
-    x = np.full((32, 32), -3e38, np.float32)
+    x = np.full((fmt.group_tokens, fmt.block_size), -3e38, np.float32)
     x[1::2] = np.inf
     d, m, codes = channels(fmt, fmt.codec.encode(x))
     products = d[:, None] * codes.astype(np.float16)
@@ -127,7 +137,7 @@ def test_what_is_decoded_in_fp16_is_finite(fmt):
 
 @by_format
 def test_constant_channels_and_nan(fmt):
-    x = np.full((32, 32), 0.375, np.float32)
+    x = np.full((fmt.group_tokens, fmt.block_size), 0.375, np.float32)
     x[5, 7] = np.nan
     got = fmt.codec.decode(fmt.codec.encode(x))
     assert np.isnan(got[:, 7]).all()

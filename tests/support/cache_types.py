@@ -7,6 +7,7 @@ from localkv.config import KVScales
 from localkv.quant_formats import KV_FORMATS, TOKEN_FORMATS
 
 NAMES = list(TOKEN_FORMATS)
+N = len(NAMES)
 BY_HEAD = [name for name, fmt in TOKEN_FORMATS.items() if fmt.scales_by_head]
 BY_ROW = [name for name, fmt in TOKEN_FORMATS.items() if fmt.row_planes]
 
@@ -22,7 +23,7 @@ PAIRS = [(name, other) for name in NAMES for other in partners(name)]
 GROUPED_PAIRS = [
     pair
     for i, name in enumerate(name for name, fmt in KV_FORMATS.items() if fmt.group_tokens > 1)
-    for pair in ((name, NAMES[5 * i]), (NAMES[5 * i + 2], name), (name, name))
+    for pair in ((name, NAMES[5 * i % N]), (NAMES[(5 * i + 2) % N], name), (name, name))
 ]
 """Types that pack several tokens together on either side, and on both."""
 

@@ -14,7 +14,6 @@ from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch, row_f
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.reference.backend import hadamard_transform
 from localkv.quant_formats import FORMATS
-from localkv.quant_formats.shared.channel_groups import TOKENS
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def grouped_rows(
     size: float = 1.0,
     seed: int = 0,
 ) -> GroupedRows:
-    """Sequences of `lengths` rows, multiples of 32, and `n_new` tokens each.
+    """Sequences of `lengths` rows, multiples of a group, and `n_new` tokens each.
 
     K and V are normal numbers times `size`; of K, a channel is an outlier.
 
@@ -74,6 +73,7 @@ def grouped_rows(
     """
     generator = torch.Generator().manual_seed(seed)
     n_pages = sum(pages_for(n) for n in lengths) + 2
+    tokens = max(FORMATS[name].group_tokens for name in (type_k, type_v))
     packed = _segment(type_k, type_v, n_pages, n_kv_heads, head_dim, rotations)
     tail = _segment("f16", "f16", n_pages, n_kv_heads, head_dim, (0, 0))
     pages, tail_pages = (torch.randperm(n_pages, generator=generator).tolist() for _ in range(2))
@@ -99,7 +99,7 @@ def grouped_rows(
         store(k, v, LayerCache((tail,)), (rows,))
         groups += [
             (tables[-1][i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS, slots[i])
-            for i in range(0, length, TOKENS)
+            for i in range(0, length, tokens)
         ]
     order = torch.randperm(len(groups), generator=generator)
     table = torch.tensor([*groups, (-1, 0)])[torch.cat([order, torch.tensor([len(groups)])])]

@@ -32,7 +32,8 @@ from localkv.kernels.gpu.pages import in_page, page_bytes, row_before
 from localkv.kernels.gpu.rope_store import QueryKeySteps, store_rows
 from localkv.kernels.gpu.store_kv import hadamard
 from localkv.kernels.namespace import dtype_name
-from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.shared.channel_groups import TOKENS
 
 ROWS = 8
 """Rows of a program."""
@@ -79,16 +80,15 @@ def rotate_gpu(x: Tensor, block: int) -> Tensor:
 
 
 PAGE = tl.constexpr(PAGE_TOKENS)
-TOKENS = tl.constexpr(GROUP_TOKENS)
 
 
 @triton.jit
 def pack_group(
     rows_ptr, planes, scale_ptr, slot, source, head,
     WRITE: tl.constexpr, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROTATION: tl.constexpr, PAGE_BYTES: tl.constexpr,
+    ROTATION: tl.constexpr, PAGE_BYTES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One group and KV head of K or of V."""
+    """TOKENS rows of a KV head of K or of V."""
     i, j = tl.arange(0, TOKENS), tl.arange(0, WIDTH)
     rows = (source // PAGE * N_KV_HEADS + head) * PAGE + source % PAGE + i
     at = rows_ptr + rows[:, None] * HEAD_DIM + j[None, :]
@@ -107,6 +107,7 @@ def group_kernel(
     WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROTATION_K: tl.constexpr, ROTATION_V: tl.constexpr, PAGE_BYTES: tl.constexpr,
+    GROUP: tl.constexpr, TOKENS_K: tl.constexpr, TOKENS_V: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, 2 N_KV_HEADS): heads of k, then of v.
 
@@ -115,6 +116,7 @@ def group_kernel(
             among the ones that it is packed from; where the first is negative, there is no group.
         k_rows_ptr, v_rows_ptr: fp16 or fp32 [pages, N_KV_HEADS, PAGE, HEAD_DIM or VALUE_DIM].
         PAGE_BYTES: of the planes, see `pages.py`.
+        GROUP: tokens of a group, of which TOKENS_K or TOKENS_V are packed at once.
     """
     slot = tl.load(groups_ptr + 2 * tl.program_id(0))
     source = tl.load(groups_ptr + 2 * tl.program_id(0) + 1)
@@ -122,15 +124,17 @@ def group_kernel(
     if slot < 0:
         return
     if head < N_KV_HEADS:
-        pack_group(
-            k_rows_ptr, k_planes, k_scale_ptr, slot, source, head,
-            WRITE_K, N_KV_HEADS, HEAD_DIM, WIDTH, ROTATION_K, PAGE_BYTES,
-        )  # fmt: skip
+        for at in range(0, GROUP, TOKENS_K):
+            pack_group(
+                k_rows_ptr, k_planes, k_scale_ptr, slot + at, source + at, head,
+                WRITE_K, N_KV_HEADS, HEAD_DIM, WIDTH, ROTATION_K, PAGE_BYTES, TOKENS_K,
+            )  # fmt: skip
     else:
-        pack_group(
-            v_rows_ptr, v_planes, v_scale_ptr, slot, source, head - N_KV_HEADS,
-            WRITE_V, N_KV_HEADS, VALUE_DIM, VALUE_WIDTH, ROTATION_V, PAGE_BYTES,
-        )  # fmt: skip
+        for at in range(0, GROUP, TOKENS_V):
+            pack_group(
+                v_rows_ptr, v_planes, v_scale_ptr, slot + at, source + at, head - N_KV_HEADS,
+                WRITE_V, N_KV_HEADS, VALUE_DIM, VALUE_WIDTH, ROTATION_V, PAGE_BYTES, TOKENS_V,
+            )  # fmt: skip
 
 
 def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
@@ -188,9 +192,21 @@ def pack_rows_gpu(packed: Segment, k: Tensor, v: Tensor, groups: Tensor) -> None
         ROTATION_K=packed.rotation_k,
         ROTATION_V=packed.rotation_v,
         PAGE_BYTES=page_bytes(packed),
-        num_warps=4,
+        **group_sizes(packed.format_k, packed.format_v),
         enable_fp_fusion=False,
     )
+
+
+def group_sizes(format_k: QuantFormat, format_v: QuantFormat) -> dict[str, int]:
+    """How the kernel packs groups of two types: tokens of a group, those packed at once, warps."""
+    tokens = [max(TOKENS, fmt.group_tokens) for fmt in (format_k, format_v)]
+    group = max(tokens)
+    return {
+        "GROUP": group,
+        "TOKENS_K": tokens[0],
+        "TOKENS_V": tokens[1],
+        "num_warps": 4 if group == TOKENS else 8,
+    }
 
 
 Side = Literal["k", "v"]
@@ -297,7 +313,8 @@ def _pack_rows(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
 
 def _pack_groups(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
     """Pack the rows in types that pack several tokens together."""
-    first = torch.arange(0, PAGE_TOKENS, GROUP_TOKENS, device=k.device)
+    tokens = group_sizes(target.format_k, target.format_v)["GROUP"]
+    first = torch.arange(0, PAGE_TOKENS, tokens, device=k.device)
     groups = torch.stack((page * PAGE_TOKENS + first, first), 1)
     of_k, of_v = (x.swapaxes(0, 1).contiguous()[None] for x in (k, v))
     pack_rows_gpu(target, of_k, of_v, groups)

@@ -1,11 +1,12 @@
-"""Integers of two and of three bits, for caches: kv2_0, kv2_1, kv2_1c, kv3_0, kv3_1 and kv3_1c.
+"""Integers of two and of three bits, for caches: kv2_0, kv2_1, kv2_1c, kv3_0, kv3_1, kv3_1c and
+kv3_1c128.
 
 Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), a third bit of code i is bit i of
 `qh`.
 
 kv2_1 and kv3_1 have a scale and a minimum, `x = d q + m`, rounded as q4_1 is and as KIVI's values
 are (arXiv:2402.02750): from the smallest to the largest value of 32 channels of a token. kv2_1c and
-kv3_1c have their codes, and a scale and a minimum per channel of 32 tokens
+kv3_1c have their codes, and a scale and a minimum per channel of 32 tokens, kv3_1c128 of 128
 (`shared/channel_groups.py`).
 
 kv2_0 is `x = d (2 q - 3)`. Values are -3, -1, 1 and 3 times d, so 0 has no code: one side longer
@@ -43,7 +44,13 @@ from localkv.quant_formats.shared.bits import (
     scaled,
     two_bit_codes,
 )
-from localkv.quant_formats.shared.channel_groups import affine_groups, scaled_codes
+from localkv.quant_formats.shared.channel_groups import (
+    MANY_TOKENS,
+    affine_groups,
+    in_pairs,
+    out_of_pairs,
+    scaled_codes,
+)
 from localkv.quant_formats.shared.cpu.page_order import BY_CHANNEL, SCALES, TWO_BITS, codes
 from localkv.quant_formats.shared.rounding import (
     F16_LIMIT,
@@ -91,6 +98,18 @@ def encode_kv3_1c(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., tokens, n] -> d, m, qh, qs (see `channel_groups.affine_groups`)."""
     d, m, codes = affine_groups(x, n_bits=3)
     return d, m, *pack_three_bits(codes)
+
+
+def decode_kv3_1c128(planes: Sequence[Bytes]) -> Floats:
+    """d, m (fp16 of each channel), qh (64 bits), qs (16 bytes) -> float32 [..., tokens, n]."""
+    d, m, *codes = planes
+    return scaled_codes(three_bits(*map(out_of_pairs, codes)), d, m, MANY_TOKENS)
+
+
+def encode_kv3_1c128(x: Floats) -> tuple[Bytes, ...]:
+    """float32 [..., tokens, n] -> d, m, qh, qs (see `channel_groups.affine_groups`)."""
+    d, m, codes = affine_groups(x, 3, MANY_TOKENS)
+    return d, m, *map(in_pairs, pack_three_bits(codes))
 
 
 def decode_kv3_0(planes: Sequence[Bytes]) -> Floats:
@@ -164,6 +183,19 @@ kv3_1c = _type(
     PLANES=(BY_CHANNEL, BY_CHANNEL, *THREE_BITS),
     decode=decode_kv3_1c,
     encode=encode_kv3_1c,
+)
+kv3_1c128 = _type(
+    AFFINE=True,
+    OFFSET=0,
+    LAST=7,
+    PLANES=(
+        BY_CHANNEL,
+        BY_CHANNEL,
+        codes(1, rows=2, unit_items=2, blocks=2),
+        codes(4, rows=8, blocks=2),
+    ),
+    decode=decode_kv3_1c128,
+    encode=encode_kv3_1c128,
 )
 kv3_0 = _type(
     AFFINE=False, OFFSET=4, PLANES=(SCALES, *THREE_BITS), decode=decode_kv3_0, encode=encode_kv3_0

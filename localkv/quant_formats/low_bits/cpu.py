@@ -221,6 +221,7 @@ def encode_kv2_0(x: Any, planes: Any, u: int) -> None:
 
 kv3_1 = SimpleNamespace(decode=decode_kv3_1, quads=quads_kv3_1, encode=encode_kv3_1)
 kv3_1c = SimpleNamespace(decode=decode_kv3_1, quads=quads_kv3_1, pack=pack_kv3_1c)
+kv3_1c128 = kv3_1c
 kv3_0 = SimpleNamespace(decode=decode_kv3_0, quads=quads_kv3_0, encode=encode_kv3_0)
 kv2_1 = SimpleNamespace(decode=decode_kv2_1, quads=quads_kv2_1, encode=encode_kv2_1)
 kv2_1c = SimpleNamespace(decode=decode_kv2_1, quads=quads_kv2_1, pack=pack_kv2_1c)

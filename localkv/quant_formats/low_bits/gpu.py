@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 
 from localkv.quant_formats.shared.gpu.channel_groups import (
+    MANY_TOKENS,
+    TOKENS,
     affine_groups,
     load_channels,
     store_channels,
@@ -126,17 +128,17 @@ def words_of_quarters(n_words):
 @triton.jit
 def quarters_by_channel(
     quarters, planes, first_row, valid,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr, GROUP: tl.constexpr = TOKENS,
 ):  # fmt: skip
     """The two halves of a tile; scales and minima of channels are in the first two planes."""
     a, b, c, e = quarters
     words = words_of_quarters(WIDTH // 8)
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
+    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
+    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
     low = one_after_the_other(a, c) * d + m
     words += 4
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
+    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
+    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
     return fence(low, PTX), fence(one_after_the_other(b, e) * d + m, PTX)
 
 
@@ -226,6 +228,17 @@ def write_rows_kv3_1c(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit
+def read_tile_kv3_1c128(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    rows: tl.constexpr = valid.shape[0]
+    quarters = load_three_bits(planes[3], planes[2], first_row, rows, HEAD_DIM, WIDTH, 0, PTX)
+    return quarters_by_channel(
+        quarters, planes, first_row, valid, HEAD_DIM, WIDTH, PTX, MANY_TOKENS
+    )
+
+
+@triton.jit
 def read_tile_kv3_0(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
@@ -308,4 +321,5 @@ kv2_1c = _type(read_tile=read_tile_kv2_1c, write_rows=write_rows_kv2_1c)
 kv2_1 = _type(read_tile=read_tile_kv2_1, write_rows=write_rows_kv2_1)
 kv3_0 = _type(read_tile=read_tile_kv3_0, write_rows=write_rows_kv3_0)
 kv3_1c = _type(read_tile=read_tile_kv3_1c, write_rows=write_rows_kv3_1c)
+kv3_1c128 = _type(read_tile=read_tile_kv3_1c128, write_rows=write_rows_kv3_1c)
 kv3_1 = _type(read_tile=read_tile_kv3_1, write_rows=write_rows_kv3_1)

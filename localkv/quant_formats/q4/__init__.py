@@ -1,6 +1,6 @@
 """Four-bit integers: ggml's q4_0, `x = d (q - 8)`, and q4_1, `x = d q + m`, and types of caches.
 
-q4_1c has q4_1's codes, and a scale and a minimum per channel of 32 tokens
+q4_1c has q4_1's codes, and a scale and a minimum per channel of 32 tokens, q4_1c128 of 128
 (`shared/channel_groups.py`). q4_t has them with a scale and a minimum for each token and KV head:
 rounding is q4_1's with a row for a block. LMDeploy's int4 cache and vLLM's int4_per_token_head do
 so, but their zero point m / d is rounded to a code.
@@ -24,7 +24,13 @@ from localkv.quant_formats.shared.bits import (
     pack_bits,
     scaled,
 )
-from localkv.quant_formats.shared.channel_groups import affine_groups, scaled_codes
+from localkv.quant_formats.shared.channel_groups import (
+    MANY_TOKENS,
+    affine_groups,
+    in_pairs,
+    out_of_pairs,
+    scaled_codes,
+)
 from localkv.quant_formats.shared.cpu.page_order import BY_CHANNEL, SCALES, codes
 from localkv.quant_formats.shared.cpu.panel_layout import QS, D, M, planes
 from localkv.quant_formats.shared.rounding import affine_codes, blocks, symmetric_codes
@@ -76,6 +82,18 @@ def encode_q4_1c(x: Floats) -> tuple[Bytes, ...]:
     return d, m, pack_nibbles(codes)
 
 
+def decode_q4_1c128(planes: Sequence[Bytes]) -> Floats:
+    """d, m (fp16 of each channel), qs (32 bytes) -> float32 [..., tokens, n_blocks * 64]."""
+    d, m, qs = planes
+    return scaled_codes(nibbles(out_of_pairs(qs)), d, m, MANY_TOKENS)
+
+
+def encode_q4_1c128(x: Floats) -> tuple[Bytes, ...]:
+    """float32 [..., tokens, n] -> d, m, qs (see `channel_groups.affine_groups`)."""
+    d, m, codes = affine_groups(x, 4, MANY_TOKENS)
+    return d, m, in_pairs(pack_nibbles(codes))
+
+
 @ieee
 def decode_q4_t(planes: Sequence[Bytes]) -> Floats:
     """qs (16 bytes), d, m (fp16, [..., 1, 2]) -> float32 [..., n_blocks * 32]."""
@@ -120,6 +138,16 @@ q4_1c = SimpleNamespace(
     PLANES=(BY_CHANNEL, BY_CHANNEL, codes(8)),
     decode=decode_q4_1c,
     encode=encode_q4_1c,
+)
+q4_1c128 = SimpleNamespace(
+    BLOCK=32,
+    SCALED=True,
+    AFFINE=True,
+    OFFSET=0,
+    LAST=15,
+    PLANES=(BY_CHANNEL, BY_CHANNEL, codes(8, blocks=2)),
+    decode=decode_q4_1c128,
+    encode=encode_q4_1c128,
 )
 q4_t = SimpleNamespace(
     BLOCK=32,

@@ -120,6 +120,7 @@ q4_1 = SimpleNamespace(
     PANELS=PanelFormat(q4.q4_1.LAYOUT, nibble_codes, minimum=block_minimum),
 )
 q4_1c = SimpleNamespace(decode=decode_q4_1, quads=quads_q4_1, pack=pack_q4_1c)
+q4_1c128 = q4_1c
 q4_t = SimpleNamespace(
     decode=decode_q4_t, quads=quads_q4_t, start_row=start_row_q4_t, encode=encode_q4_t
 )

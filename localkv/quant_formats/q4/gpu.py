@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.quant_formats.shared.gpu.channel_groups import (
+    MANY_TOKENS,
+    TOKENS,
     affine_groups,
     load_channels,
     store_channels,
@@ -114,19 +116,34 @@ def read_q4_1(
 
 
 @triton.jit
-def read_tile_q4_1c(
-    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
-):
+def nibbles_by_channel(
+    planes, first_row, valid,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     qs = load_rows(planes[2], first_row, valid.shape[0], 0, WIDTH // 2, HEAD_DIM // 2)
     low, high = unpack_nibbles(qs, 0, PTX)
     words = words_of_runs(WIDTH // 8, 4)
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
+    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
+    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
     low = low * d + m
     words += 4
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
+    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
+    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH, GROUP)
     return fence(low, PTX), fence(high * d + m, PTX)
+
+
+@triton.jit
+def read_tile_q4_1c(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    return nibbles_by_channel(planes, first_row, valid, HEAD_DIM, WIDTH, PTX, TOKENS)
+
+
+@triton.jit
+def read_tile_q4_1c128(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    return nibbles_by_channel(planes, first_row, valid, HEAD_DIM, WIDTH, PTX, MANY_TOKENS)
 
 
 @triton.jit
@@ -172,6 +189,7 @@ q4_0 = _type(
     LAYOUT=WeightLayout(32, read_q4_0, codes_and_scales, bound=lambda p: 8 * largest(p[1])),
 )
 q4_1c = _type(read_tile=read_tile_q4_1c, write_rows=write_rows_q4_1c)
+q4_1c128 = _type(read_tile=read_tile_q4_1c128, write_rows=write_rows_q4_1c)
 q4_1 = _type(
     read_tile=read_tile_q4_1,
     write_rows=write_rows_q4_1,

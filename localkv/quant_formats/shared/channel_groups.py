@@ -5,6 +5,10 @@ has one. A plane of codes is as in the type without the "c" in its name. The pla
 minima have as many bytes as in that type, too: for a group of 32 tokens uint8 [32, n_blocks, 2],
 which are the fp16 [n_blocks * 32] of all channels, in order.
 
+Types whose names end in 128 have a scale for as many tokens, a quarter of the bytes for scales: for
+a group uint8 [128, n_blocks, 1], which are the fp16 [n_blocks * 64] of all channels. So that a row
+has whole bytes of them, a block is 64 channels, whose codes are as in two blocks of 32.
+
 Codes are made as in KIVI (Liu et al., 2024; `quantize` in the section on its algorithm):
 
     d = (largest - least) / (2 ** bits - 1), m = least        code = round((x - m) / d)
@@ -25,36 +29,52 @@ import numpy as np
 from localkv.quant_formats.shared.bits import Bytes, Codes, Floats, half, ieee
 from localkv.quant_formats.shared.rounding import truncated
 
-TOKENS = 32
+TOKENS, MANY_TOKENS = 32, 128
 LARGEST = 32000.0
 BELOW_HALF = 0.5 - 2**-25
 
 
-def _groups(x: Floats) -> Floats:
-    """A view of [..., tokens, channels] as [..., groups, TOKENS, channels]."""
+def _groups(x: Floats, size: int) -> Floats:
+    """A view of [..., tokens, channels] as [..., groups, size, channels]."""
     *lead, tokens, channels = x.shape
-    return x.reshape(*lead, tokens // TOKENS, TOKENS, channels)
+    return x.reshape(*lead, tokens // size, size, channels)
 
 
-def _stored(values: Floats) -> tuple[Floats, Bytes]:
+def _stored(values: Floats, size: int) -> tuple[Floats, Bytes]:
     """Floats [..., groups, 1, channels] as fp16 has them, and their plane."""
     halves = values.astype(np.float16)
     *lead, groups, _, channels = halves.shape
-    plane = halves.view(np.uint8).reshape(*lead, groups * TOKENS, channels // TOKENS, 2)
-    return halves.astype(np.float32), plane
+    block = max(32, size // 2)
+    shape = groups * size, channels // block, 2 * block // size
+    return halves.astype(np.float32), halves.view(np.uint8).reshape(*lead, *shape)
 
 
-def group_scales(plane: Bytes) -> Floats:
-    """A plane uint8 [..., tokens, n_blocks, 2] -> float32 [..., groups, 1, channels]."""
-    *lead, tokens, n_blocks, _ = plane.shape
-    return half(plane).reshape(*lead, tokens // TOKENS, 1, n_blocks * TOKENS)
+def group_scales(plane: Bytes, size: int = TOKENS) -> Floats:
+    """A plane uint8 [..., tokens, n_blocks, bytes] of groups of `size` tokens -> float32 [...,
+    groups, 1, channels]."""
+    *lead, tokens, n_blocks, n_bytes = plane.shape
+    n_channels = size * n_blocks * n_bytes // 2
+    pairs = np.ascontiguousarray(plane).reshape(*lead, tokens // size, n_channels, 2)
+    return half(pairs).reshape(*lead, tokens // size, 1, n_channels)
 
 
 def _in_blocks(codes: Codes) -> Bytes:
-    """[..., groups, TOKENS, channels] -> [..., tokens, n_blocks, 32], uint8."""
-    *lead, groups, _, channels = codes.shape
-    blocks: Bytes = codes.view(np.uint8).reshape(*lead, groups * TOKENS, channels // TOKENS, TOKENS)
+    """[..., groups, tokens, channels] -> [..., all tokens, n_blocks, 32], uint8."""
+    *lead, groups, size, channels = codes.shape
+    blocks: Bytes = codes.view(np.uint8).reshape(*lead, groups * size, channels // 32, 32)
     return blocks
+
+
+def in_pairs(plane: Bytes) -> Bytes:
+    """A field of blocks of 32, [..., n_blocks, bytes], as one of blocks of 64."""
+    *lead, n_blocks, n_bytes = plane.shape
+    return plane.reshape(*lead, n_blocks // 2, 2 * n_bytes)
+
+
+def out_of_pairs(plane: Bytes) -> Bytes:
+    """The inverse of `in_pairs`."""
+    *lead, n_blocks, n_bytes = plane.shape
+    return plane.reshape(*lead, 2 * n_blocks, n_bytes // 2)
 
 
 @ieee
@@ -65,17 +85,17 @@ def _inverse(d: Floats) -> Floats:
 
 
 @ieee
-def affine_groups(x: Floats, n_bits: int) -> tuple[Bytes, Bytes, Bytes]:
-    """`x = d code + m` of float32 [..., tokens, channels], whole groups.
+def affine_groups(x: Floats, n_bits: int, size: int = TOKENS) -> tuple[Bytes, Bytes, Bytes]:
+    """`x = d code + m` of float32 [..., tokens, channels], whole groups of `size` tokens.
 
     Returns:
         The planes of d and m, and codes uint8 [..., tokens, n_blocks, 32].
     """
     last = (1 << n_bits) - 1
-    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST))
-    m, m_plane = _stored(x.min(-2, keepdims=True))
+    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST), size)
+    m, m_plane = _stored(x.min(-2, keepdims=True), size)
     high = np.maximum(x.max(-2, keepdims=True), m)
-    d, d_plane = _stored((high - m) / np.float32(last))
+    d, d_plane = _stored((high - m) / np.float32(last), size)
     codes = truncated((x - m) * _inverse(d) + np.float32(0.5), 0, last)
     return d_plane, m_plane, _in_blocks(codes)
 
@@ -87,8 +107,8 @@ def symmetric_groups(x: Floats, last: int) -> tuple[Bytes, Bytes]:
     Returns:
         The plane of d, and codes (of int8) uint8 [..., tokens, n_blocks, 32].
     """
-    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST))
-    d, d_plane = _stored(np.abs(x).max(-2, keepdims=True) / np.float32(last))
+    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST), TOKENS)
+    d, d_plane = _stored(np.abs(x).max(-2, keepdims=True) / np.float32(last), TOKENS)
     y = x * _inverse(d)
     # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
     y += np.copysign(np.float32(BELOW_HALF), y)
@@ -96,12 +116,14 @@ def symmetric_groups(x: Floats, last: int) -> tuple[Bytes, Bytes]:
 
 
 @ieee
-def scaled_codes(codes: Codes, scales: Bytes, minima: Bytes | None = None) -> Floats:
-    """Decoded codes [..., tokens, n_blocks, 32]: float32 [..., tokens, channels], the product and
-    the sum rounded once each."""
-    *lead, tokens, n_blocks, size = codes.shape
-    x = _groups(codes.astype(np.float32, order="C").reshape(*lead, tokens, n_blocks * size))
-    x *= group_scales(scales)
+def scaled_codes(
+    codes: Codes, scales: Bytes, minima: Bytes | None = None, size: int = TOKENS
+) -> Floats:
+    """Decoded codes [..., tokens, n_blocks, 32], of groups of `size` tokens: float32 [..., tokens,
+    channels], the product and the sum rounded once each."""
+    *lead, tokens, n_blocks, n = codes.shape
+    x = _groups(codes.astype(np.float32, order="C").reshape(*lead, tokens, n_blocks * n), size)
+    x *= group_scales(scales, size)
     if minima is not None:
-        x += group_scales(minima)
-    return x.reshape(*lead, tokens, n_blocks * size)
+        x += group_scales(minima, size)
+    return x.reshape(*lead, tokens, n_blocks * n)

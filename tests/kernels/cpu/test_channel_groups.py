@@ -27,14 +27,23 @@ make = partial(grouped_rows, store=store_kv_cpu, pack=with_tensors(store_kv.stor
 
 @pytest.mark.parametrize(
     ("name", "rotation"),
-    quick(zip(NAMES, (0, 32, 0, 32), strict=True), [("q8_0c", 0), ("q4_1c", 32)]),
+    quick(
+        [(name, 32 * (i % 2)) for i, name in enumerate(NAMES)],
+        [("q8_0c", 0), ("q4_1c", 32), ("kv3_1c128", 0)],
+    ),
 )
 def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None:
     """In another order, whatever the order of groups; also of types by token beside them."""
-    rows = make([288, 32, 512], type_k=name, type_v="q4_1", rotations=(rotation, rotation), size=2)
-    check_bytes(rows)
+    n, turned = FORMATS[name].group_tokens, (rotation, rotation)
+    check_bytes(make([256 + n, n, 512], type_k=name, type_v="q4_1", rotations=turned, size=2))
     other = "fp8_e4m3_token" if rotation else "q8_t"
-    check_bytes(make([64, 256], type_k=other, type_v=name, rotations=(rotation, rotation)))
+    check_bytes(make([2 * n, 256], type_k=other, type_v=name, rotations=turned))
+
+
+def test_types_of_short_and_of_long_groups() -> None:
+    """The short ones are packed part by part."""
+    check_bytes(make([384, 128], type_k="kv3_1c128", type_v="q8_0c"))
+    check_bytes(make([128], type_k="q4_1c", type_v="q4_1c128", rotations=(32, 32)))
 
 
 def check_bytes(rows: GroupedRows) -> None:
@@ -71,20 +80,24 @@ CASES = [
     ("kv2_1c", "kv2_1c", 512, 5, 300),
     ("q8_0c", "fp8_e4m3", 256, 4, 0),
     ("f16", "q8_0c", 64, 8, 0),
+    ("kv3_1c128", "kv2_0", 64, 3, 0),
+    ("q4_1c128", "q4_1c128", 192, 8, 300),
+    ("q8_0c", "kv3_1c128", 128, 1, 0),
 ]
 
 
 @pytest.mark.parametrize("generated", [False, True])
 @pytest.mark.parametrize(
     ("type_k", "type_v", "head_dim", "group", "window"),
-    quick(CASES, [("q4_1c", "q4_1", 128, 4, 0)]),
+    quick(CASES, [("q4_1c", "q4_1", 128, 4, 0), ("kv3_1c128", "kv2_0", 64, 3, 0)]),
 )
 def test_attention(
     type_k: str, type_v: str, head_dim: int, group: int, window: int, generated: bool
 ) -> None:
     """Any types beside each other, ragged sequences in permuted pages, windows."""
+    n = max(FORMATS[name].group_tokens for name in (type_k, type_v))
     rows = make(
-        [288, 32, 544], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=2
+        [256 + n, n, 512 + n], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=2
     )
     params = AttentionParams(head_dim**-0.5, window)
     of_out, of_lse = error(rows, params, generated=generated)

@@ -26,8 +26,7 @@ from localkv.kernels.cpu.attention.queries import (
     softcap_of,
     split_queries,
 )
-from localkv.kernels.cpu.attention.readers import CHUNK
-from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
+from localkv.kernels.cpu.attention.sizes import CHUNK, part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
 from localkv.simd import LANES
 from localkv.simd.arithmetic import add, sum_lanes, zero_f32

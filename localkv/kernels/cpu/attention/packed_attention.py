@@ -45,6 +45,7 @@ from localkv.kernels.cpu.attention.plan import (
     table_of,
 )
 from localkv.kernels.cpu.attention.sizes import (
+    CHUNK,
     MOST_CHANNELS,
     block_scratch,
     part_result,
@@ -195,6 +196,7 @@ def prepare(
         k_block=tables.k_block,
         v_block=tables.v_block,
         visible=plan.visible.address,
+        rows_apart=max(CHUNK, segment.format_k.group_tokens, segment.format_v.group_tokens),
     )
     launches = list[Launch]()
     for decode in plan.decodes:

@@ -36,7 +36,6 @@ from localkv.kernels.cpu.attention.jobs import (
     Job,
     Sequence,
 )
-from localkv.kernels.cpu.attention.readers import CHUNK
 from localkv.kernels.cpu.attention.sizes import part_result
 from localkv.kernels.cpu.attention.softmax import (
     ONE,
@@ -98,7 +97,8 @@ def end_visible(job: Job, token: int) -> int:
 
 @njit
 def rows_seen(job: Job, sequence: Sequence, page: int) -> tuple[int, int]:
-    """The rows of one of its pages that a sequence's new tokens see, from a multiple of CHUNK on.
+    """The rows of one of its pages that a sequence's new tokens see, from one on at which kernels
+    can begin.
 
     What a token sees begins and ends no earlier than what the one before sees.
     """
@@ -106,7 +106,7 @@ def rows_seen(job: Job, sequence: Sequence, page: int) -> tuple[int, int]:
     first = first_visible(job, sequence.token) - row
     end = end_visible(job, sequence.token + sequence.n_new - 1)
     end = min(end, sequence.length) - row
-    return max(0, first) // CHUNK * CHUNK, min(PAGE_TOKENS, end)
+    return max(0, first) // job.rows_apart * job.rows_apart, min(PAGE_TOKENS, end)
 
 
 @njit

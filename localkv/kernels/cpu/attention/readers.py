@@ -37,7 +37,7 @@ import numpy as np
 from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW, MOST_CHANNELS
+from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW, CHUNK, MOST_CHANNELS
 from localkv.simd import LANES
 from localkv.simd.arithmetic import lanes_below, select, zero_f32
 from localkv.simd.kinds import Address, Count, Vectors
@@ -85,8 +85,6 @@ SMALLEST = np.float32(2.0**-100)
 ZERO, ONE = np.float32(0), np.float32(1)
 START, SCALE, FACTOR = (DIGITS * ROW_DIGITS + i for i in range(3))
 """Words of a digit row; the last one's is for those who make the others."""
-CHUNK = 4 * LANES
-"""Tokens that become digits at once."""
 
 
 @njit(error_model="numpy")

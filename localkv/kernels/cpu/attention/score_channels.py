@@ -1,12 +1,12 @@
 """Decode attention, the side of K, for types with scales by channel (`shared/channel_groups.py`).
 
-Of a group of 32 tokens a logit is
+Of a group of 32 or 128 tokens a logit is
 
     sum of q[c] (d[c] code[c] + m[c])  =  sum of (q[c] d[c]) code[c]  +  sum of q[c] m[c]
 
 so q is multiplied by the channels' scales first, once for the group: then the loop over channels
-has no scale, and the minima add one number for all tokens. Codes lie as in types by token, lanes
-are tokens (`attention/score.py`).
+has no scale, and the minima add one number for all tokens. 32 tokens are taken at a time. Codes lie
+as in types by token, lanes are tokens (`attention/score.py`).
 
 Where the CPU has 8-bit dot products, products of q and d become 16-bit integers with one scale for
 all channels (`attention/readers.py`), so that a logit's products are summed exactly.
@@ -66,7 +66,10 @@ from localkv.simd.vector import (
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
 facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
 decode, quads = codec.decode, codec.quads
-TOKENS = FORMAT.group_tokens
+TOKENS = 2 * LANES
+"""Tokens that are taken at a time."""
+PARTS = FORMAT.group_tokens // TOKENS
+"""Such parts of a group of tokens that share scales."""
 ROWS = parameter("ROWS", 4)
 """Rows of queries (query heads of a KV head, new tokens) of a tile."""
 DIGITS = parameter("DIGITS", False)
@@ -211,7 +214,8 @@ def score(
     for group in range((n_tokens + TOKENS - 1) // TOKENS):
         for tile in range(n_tiles):
             rows = q + 4 * tile * ROWS * head_dim
-            scale_queries(scratch, rows, planes, group * head_dim, head_dim)
+            if n_tiles > 1 or group % PARTS == 0:
+                scale_queries(scratch, rows, planes, group // PARTS * head_dim, head_dim)
             for part in range(PASSES):
                 at = part * N * CHANNEL_ROW
                 for half in range(0, 2, HALVES):

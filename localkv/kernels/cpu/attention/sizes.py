@@ -25,6 +25,8 @@ MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""
 LANES = 16
 """Floats of a vector and of a cache line."""
+CHUNK = 4 * LANES
+"""Tokens whose weights become digits at once."""
 MOST_CHANNELS = 512
 """Channels of a head, at most, in types with scales by channel."""
 CHANNEL_ROW = MOST_CHANNELS + 2 * LANES

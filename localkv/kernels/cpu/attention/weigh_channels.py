@@ -1,11 +1,11 @@
 """Decode attention, the side of V, for types with scales by channel (`shared/channel_groups.py`).
 
-Of a group of 32 tokens the weighted sum of a channel is
+Of a group of 32 or 128 tokens the weighted sum of a channel is
 
     sum of p[t] (d code[t] + m)  =  d sum of p[t] code[t]  +  m sum of p[t]
 
-so its weights are summed with the codes first. Codes lie as in types by token, lanes are channels
-(`attention/weigh.py`), as they are of scales and minima.
+so its weights are summed with the codes first, of 32 tokens at a time. Codes lie as in types by
+token, lanes are channels (`attention/weigh.py`), as they are of scales and minima.
 
 Where the CPU has 8-bit dot products, the weights of a page's tokens become 16-bit integers with one
 scale (`attention/readers.py`), so that a group's products are summed exactly. Tokens that a
@@ -62,7 +62,10 @@ from localkv.simd.vector import (
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
 facts, codec = FORMAT.cpu_layout, FORMAT.part("cpu")
 decode, quads = codec.decode, codec.quads
-TOKENS = FORMAT.group_tokens
+TOKENS = 2 * LANES
+"""Tokens that are taken at a time."""
+PARTS = FORMAT.group_tokens // TOKENS
+"""Such parts of a group of tokens that share scales."""
 ROWS = parameter("ROWS", 4)
 """Rows of weights (query heads of a KV head, new tokens) of a tile."""
 DIGITS = parameter("DIGITS", False)
@@ -182,7 +185,8 @@ def weigh(
         scratch: float32 [ROWS, CHANNEL_ROW].
     """
     planes = (plane0, plane1, plane2, plane3)
-    head_dim, n_groups, step = n_blocks * BLOCK, n_tokens // TOKENS, n_blocks * LANES
+    head_dim, step = n_blocks * BLOCK, n_blocks * LANES
+    n_groups = n_tokens // (PARTS * TOKENS) * PARTS
     ahead, lines = (next_k, next_v), (k_lines * 2, v_lines * 2)
     for tile in range(n_tiles):
         tile_p = p + 4 * tile * ROWS * PAGE_TOKENS
@@ -193,7 +197,7 @@ def weigh(
             for group in range(n_groups):
                 ahead = fetch_next(ahead, lines)
                 unit = group * 2 * step + block * LANES
-                first = group * head_dim + block * BLOCK
+                first = group // PARTS * head_dim + block * BLOCK
                 scales = load_scales(plane0, first)
                 for part in range(PASSES):
                     row = part * N

@@ -69,7 +69,7 @@ from localkv.kernels.cpu.linear.late_panels import LatePanels
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.jobs import RotateJob
-from localkv.kernels.cpu.store.store_kv import check_groups
+from localkv.kernels.cpu.store.store_kv import check_groups, group_tokens
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.kernels.rope import NEARBY
 from localkv.simd import LANES
@@ -395,7 +395,7 @@ class TokenPlaces:
         self.states: NDArray[np.float32] | None = None
         self._buffers = dict[tuple[str, tuple[int, ...]], Floats]()
         self._pools = dict[int, tuple[Int64s, Int64s, int]]()
-        self._groups = dict[int, tuple[Int64s, tuple[int, int]]]()
+        self._groups = dict[int, tuple[Int64s, tuple[int, int, int]]]()
         self._inputs = [_copied(one) for one in given.inputs]
         self.entries = [self.rows[0][i : i + 1] for i in range(self.n_tokens)]
         self._rotation_places = [
@@ -439,8 +439,9 @@ class TokenPlaces:
             part, n_rows = cache.part + i, len(rows.slots)
             if rows.groups is not None:
                 if part not in self._groups:
-                    pages = len(cache.segments[i].k[0]), len(cache.segments[-1].k[0])
-                    self._groups[part] = np.full((self.n_tokens, 2), -1, np.int64), pages
+                    packed, tail = cache.segments[i], cache.segments[-1]
+                    sizes = group_tokens(packed), len(packed.k[0]), len(tail.k[0])
+                    self._groups[part] = np.full((self.n_tokens, 2), -1, np.int64), sizes
                 found |= {f"n_groups{i}": self.n_tokens, f"groups{i}": self._groups[part][0]}
                 continue
             if n_rows and part not in self._pools:
@@ -482,10 +483,10 @@ class TokenPlaces:
             rows = batch.segments[pool]
             check_slots(rows, self.n_tokens, n_pages)
             tokens[:], slots[:] = rows.tokens, rows.slots
-        for part, (group, n_pages_of) in self._groups.items():
+        for part, (group, sizes) in self._groups.items():
             groups = batch.segments[part].groups
             assert groups is not None
-            check_groups(groups, *n_pages_of)
+            check_groups(groups, *sizes)
             group.fill(-1)
             group[: len(groups)] = groups
         if self.states is not None:

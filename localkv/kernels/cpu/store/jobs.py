@@ -45,6 +45,8 @@ class StoreJob(NamedTuple):
 class GroupJob(NamedTuple):
     """Groups of rows of K or V to be packed from rows of f16; `n_planes` of `PlaneJob` follow.
 
+    The other side's type may pack more tokens together than this one does.
+
     Attributes:
         next_head: the KV head to take next.
         n_kv_heads, head_dim: sizes.
@@ -53,6 +55,7 @@ class GroupJob(NamedTuple):
         n_groups: how many groups there are.
         groups: int64 [n_groups, 2], the slots of a group's first row and of its first row of f16;
             where the first is negative, there is nothing to do.
+        n_parts: parts of a group that this type packs one after the other.
         tail: the plane of f16 rows.
         scratch, scratch_bytes: memory of the threads, and how much each has: a group's rows as
             float32, their codes, and packed fields of one row or of the group's scales.
@@ -66,6 +69,7 @@ class GroupJob(NamedTuple):
     scales: Item
     n_groups: Item
     groups: Item
+    n_parts: Item
     tail: Item
     scratch: Item
     scratch_bytes: Item

@@ -1,4 +1,4 @@
-"""The worker that packs groups of 32 tokens from rows of f16, compiled for each type and side.
+"""The worker that packs groups of tokens from rows of f16, compiled for each type and side.
 
 Types with scales by channel are encoded for a group at once, others row by row.
 """
@@ -15,7 +15,7 @@ from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.jobs import GROUP_ITEMS, GroupJob
 from localkv.kernels.cpu.store.pages import put_row, read_plane, region_of, rotate_block
 from localkv.quant_formats import FORMATS
-from localkv.quant_formats.shared.channel_groups import TOKENS
+from localkv.quant_formats.shared.channel_groups import TOKENS as FEW_TOKENS
 from localkv.quant_formats.shared.cpu.rounding import encode_channels
 from localkv.simd import LANES
 from localkv.simd.arithmetic import div
@@ -42,6 +42,8 @@ pack: Any = getattr(codec, "pack", None)
 encode: Any = getattr(codec, "encode", None)
 start_row: Any = getattr(codec, "start_row", None)
 BY_CHANNEL = FORMAT.group_tokens > 1
+TOKENS = FORMAT.group_tokens if BY_CHANNEL else FEW_TOKENS
+"""Tokens that are packed at once."""
 HAS_ROW_FIELDS = len(FORMAT.row_planes) > 0
 OF_V = parameter("OF_V", False)
 """The side, whose rows of f16 lie in an order of their own."""
@@ -109,22 +111,24 @@ def worker(address: Address, thread: Count) -> None:
         head = take_next(address)
         if head >= job.n_kv_heads:
             break
-        for i in range(job.n_groups):
-            slot, source = get_i64(job.groups, 2 * i), get_i64(job.groups, 2 * i + 1)
+        for i in range(job.n_groups * job.n_parts):
+            at, part = 2 * (i // job.n_parts), i % job.n_parts * TOKENS
+            slot, source = get_i64(job.groups, at), get_i64(job.groups, at + 1) + part
             if slot < 0:
                 continue
+            slot += part
             place = source // PAGE_TOKENS * job.n_kv_heads + head
             tail = job.tail + place * PAGE_TOKENS * head_dim * 2
             load_rows(tail, source % PAGE_TOKENS, x, head_dim, packed)
             if rotation != 0:
-                for at in range(0, 4 * TOKENS * head_dim, 4 * rotation):
-                    rotate_block(x + at, x + at, rotation)
+                for to in range(0, 4 * TOKENS * head_dim, 4 * rotation):
+                    rotate_block(x + to, x + to, rotation)
             if job.scales != 0:
                 scale = broadcast_f32(job.scales, head)
-                for at in range(0, TOKENS * head_dim, LANES):
-                    store_f32(x, at, div(load_f32(x, at), scale))
+                for to in range(0, TOKENS * head_dim, LANES):
+                    store_f32(x, to, div(load_f32(x, to), scale))
             if BY_CHANNEL:
-                encode_channels(x, fields, codes, head_dim, LAST, AFFINE)
+                encode_channels(x, fields, codes, head_dim, LAST, AFFINE, TOKENS)
             for token in range(TOKENS):
                 encode_token(x + 4 * token * head_dim, codes + token * head_dim, fields, head_dim)
                 for index in range(job.n_planes):

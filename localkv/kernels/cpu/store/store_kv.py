@@ -42,7 +42,7 @@ def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
     (`shared/cpu/page_order.py`)."""
     found = [getattr(order, side) for order in fmt.cpu_layout.PLANES]
     return tuple(
-        (*order, order.columns(plane.n_bytes))
+        (order.item_bits, order.rows, order.columns(plane.n_bytes))
         for order, plane in zip(found, fmt.all_planes, strict=True)
     )
 
@@ -158,10 +158,12 @@ MANY_GROUP_ROWS = 4 * TOKENS
 
 def packs_groups(segment: Segment) -> bool:
     """Whether rows of a segment are packed in groups, and not as they come."""
-    return (
-        not segment.is_whole
-        and max(segment.format_k.group_tokens, segment.format_v.group_tokens) > 1
-    )
+    return not segment.is_whole and group_tokens(segment) > 1
+
+
+def group_tokens(segment: Segment) -> int:
+    """Tokens of K and of V that are packed together."""
+    return max(segment.format_k.group_tokens, segment.format_v.group_tokens)
 
 
 def group_source(fmt: QuantFormat, side: str) -> KernelSource:
@@ -183,6 +185,7 @@ def add_groups(
     check_tail(packed, tail)
     of_k = packed.format_k, packed.k, tail.k, packed.rotation_k, packed.scale_k
     of_v = packed.format_v, packed.v, tail.v, packed.rotation_v, packed.scale_v
+    group = group_tokens(packed)
     for side, fmt, planes, rows, rotation, scales, codebook in (
         ("k", *of_k, packed.codebook_k),
         ("v", *of_v, packed.codebook_v),
@@ -193,7 +196,8 @@ def add_groups(
             raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
         if scales is not None:
             check_array("scales of heads", scales, "float32", n_kv_heads)
-        bytes_per_thread = TOKENS * (5 * head_dim + fmt.row_bytes(head_dim)) + 64
+        tokens = fmt.group_tokens if fmt.group_tokens > 1 else TOKENS
+        bytes_per_thread = tokens * (5 * head_dim + fmt.row_bytes(head_dim)) + 64
         threads = min(n_threads(), n_kv_heads) if n_rows >= MANY_GROUP_ROWS else 1
         scratch = chain.take(threads * bytes_per_thread)
         job = GroupJob(
@@ -205,6 +209,7 @@ def add_groups(
             n_groups=f"n_{name}",
             # how many there are differs from batch to batch
             groups=Memory(name, 0),
+            n_parts=group // tokens,
             tail=Memory(rows[0], rows[0].nbytes),
             scratch=Memory(scratch, scratch.n_bytes),
             scratch_bytes=bytes_per_thread,
@@ -240,12 +245,12 @@ def new_groups(
         BoundsError: a group isn't of these pages.
     """
     groups = np.zeros((0, 2), np.int64) if groups is None else groups
-    check_groups(groups, len(packed.k[0]), len(tail.k[0]))
+    check_groups(groups, group_tokens(packed), len(packed.k[0]), len(tail.k[0]))
     return {f"n_{name}": len(groups), name: groups}
 
 
-def check_groups(groups: NDArray[Any], n_pages: int, n_tail_pages: int) -> None:
-    """Groups begin at whole groups of pages that there are; negative slots are none.
+def check_groups(groups: NDArray[Any], n_tokens: int, n_pages: int, n_tail_pages: int) -> None:
+    """Groups of `n_tokens` begin at whole groups of pages that there are; negative slots are none.
 
     Raises:
         BoundsError: they do not.
@@ -255,7 +260,7 @@ def check_groups(groups: NDArray[Any], n_pages: int, n_tail_pages: int) -> None:
         if slot < 0:
             continue
         inside = slot < n_pages * PAGE_TOKENS and 0 <= source < n_tail_pages * PAGE_TOKENS
-        if not inside or slot % TOKENS or source % TOKENS:
+        if not inside or slot % n_tokens or source % n_tokens:
             raise BoundsError(
                 f"a group at {slot} from {source}, of {n_pages}, {n_tail_pages} pages"
             )
@@ -270,7 +275,7 @@ def store_groups_cpu(packed: Segment, tail: Segment, groups: NDArray[Any]) -> No
     if not len(groups):
         return
     chain = Chain(Scratch())
-    add_groups(chain, packed, tail, "groups", len(groups) * TOKENS)
+    add_groups(chain, packed, tail, "groups", len(groups) * group_tokens(packed))
     chain.run(**new_groups(packed, tail, groups, "groups"))
 
 

@@ -44,15 +44,18 @@ class ItemOrder(NamedTuple):
     Attributes:
         item_bits: bits of an item, which is moved as one (1, 4, 8, 16, or a multiple of 32), or 0
             where a region has the bytes of the pool in the pool's order.
-        rows: the items of a block are a matrix of this many rows, stored by columns.
+        rows: the items of a block of 32 are a matrix of this many rows, stored by columns.
+        blocks: of 32 values that a plane's block has.
     """
 
     item_bits: int
     rows: int = 1
+    blocks: int = 1
 
     def columns(self, plane_bytes: int) -> int:
         """The columns of that matrix, in a plane with `plane_bytes` per block."""
-        return 8 * plane_bytes // self.item_bits // self.rows if self.item_bits else 0
+        items = 8 * plane_bytes // self.item_bits if self.item_bits else 0
+        return items // self.rows // self.blocks
 
     def float_rows(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The rows of a plane of whole numbers of floats per item: [pages, heads, tokens, channels]
@@ -78,10 +81,10 @@ BY_CHANNEL = PlaneOrder(ItemOrder(0), ItemOrder(0))
 on both sides."""
 
 
-def codes(item_bits: int, rows: int = 1, unit_items: int = 1) -> PlaneOrder:
+def codes(item_bits: int, rows: int = 1, unit_items: int = 1, blocks: int = 1) -> PlaneOrder:
     """The values that kernels decode, codes or a part of their bits: a unit has `unit_items` items
     of each token of K."""
-    return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder(16 * unit_items * item_bits))
+    return PlaneOrder(ItemOrder(item_bits, rows, blocks), ItemOrder(16 * unit_items * item_bits))
 
 
 TWO_BITS = codes(4, rows=8)

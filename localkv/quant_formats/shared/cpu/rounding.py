@@ -14,7 +14,6 @@ import numpy as np
 from numba import njit
 
 from localkv.quant_formats.shared import channel_groups
-from localkv.quant_formats.shared.channel_groups import TOKENS
 from localkv.quant_formats.shared.rounding import LARGEST_HALF, SMALLEST_HALF
 from localkv.simd.arithmetic import bits_float, float_bits
 from localkv.simd.memory import get_f16, get_f32, put_u8, put_u16
@@ -207,11 +206,11 @@ def stored(halves: Any, index: int, x: Any) -> Any:
 
 
 @njit
-def range_of_channel(x: Any, channel: int, head_dim: int) -> Any:
+def range_of_channel(x: Any, channel: int, head_dim: int, tokens: int) -> Any:
     """The least and the largest of a channel's values in rows of `head_dim` floats, within
     CHANNEL_LIMIT, or NaN."""
     low = high = within(get_f32(x, channel), CHANNEL_LIMIT)
-    for token in range(TOKENS):
+    for token in range(tokens):
         value = within(get_f32(x, token * head_dim + channel), CHANNEL_LIMIT)
         if value != value:
             return value, value
@@ -220,9 +219,9 @@ def range_of_channel(x: Any, channel: int, head_dim: int) -> Any:
 
 
 @njit
-def affine_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) -> Any:
+def affine_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any, tokens: int) -> Any:
     """Store d and m of a channel, in planes 0 and 1; the minimum and the factor of its codes."""
-    low, high = range_of_channel(x, channel, head_dim)
+    low, high = range_of_channel(x, channel, head_dim, tokens)
     least = stored(planes[1], channel, low)
     # a NaN stays one: it is neither more nor less
     spread = (least if high < least else high) - least
@@ -230,9 +229,11 @@ def affine_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) 
 
 
 @njit
-def symmetric_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) -> Any:
+def symmetric_channel(
+    x: Any, channel: int, head_dim: int, planes: Any, last: Any, tokens: int
+) -> Any:
     """Store d of a channel, in plane 0; the factor of its codes."""
-    low, high = range_of_channel(x, channel, head_dim)
+    low, high = range_of_channel(x, channel, head_dim, tokens)
     return inverse(stored(planes[0], channel, scale(max(abs(low), abs(high)), last)))
 
 
@@ -246,17 +247,17 @@ def signed_code(value: Any, factor: Any, last: Any) -> Any:
 
 @njit
 def encode_channels(
-    x: Any, planes: Any, codes: Any, head_dim: int, last: Any, affine: bool
+    x: Any, planes: Any, codes: Any, head_dim: int, last: Any, affine: bool, tokens: int
 ) -> None:
-    """A group float32 [TOKENS, head_dim] -> its halves in the first planes, codes as bytes [TOKENS,
+    """A group float32 [tokens, head_dim] -> its halves in the first planes, codes as bytes [tokens,
     head_dim]."""
     for channel in range(head_dim):
         least = ZERO
         if affine:
-            least, factor = affine_channel(x, channel, head_dim, planes, last)
+            least, factor = affine_channel(x, channel, head_dim, planes, last, tokens)
         else:
-            factor = symmetric_channel(x, channel, head_dim, planes, last)
-        for token in range(TOKENS):
+            factor = symmetric_channel(x, channel, head_dim, planes, last, tokens)
+        for token in range(tokens):
             at = token * head_dim + channel
             value = get_f32(x, at)
             if affine:

@@ -1,8 +1,8 @@
-"""Scales and minima of channels for 32 tokens (`shared/channel_groups.py`), in kernels.
+"""Scales and minima of channels for 32 or 128 tokens (`shared/channel_groups.py`), in kernels.
 
-Tiles of 32 keys and more are whole groups, smaller ones are part of one. Scales are loaded as words
-of four, as few as there are: a number for every thread would be less than what is copied to shared
-memory in the background.
+Tiles of as many keys and more are whole groups, smaller ones are part of one. Scales are loaded as
+words of four, as few as there are: a number for every thread would be less than what is copied to
+shared memory in the background.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import triton.language as tl
 
 from localkv.quant_formats.shared.channel_groups import BELOW_HALF as LESS_THAN_HALF
 from localkv.quant_formats.shared.channel_groups import LARGEST as LARGEST_STORED
-from localkv.quant_formats.shared.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.quant_formats.shared.channel_groups import MANY_TOKENS as MANY
+from localkv.quant_formats.shared.channel_groups import TOKENS as FEW
 from localkv.quant_formats.shared.gpu.rows import F32_LARGEST, NAN, as_f16, limited, truncated
 
-TOKENS = tl.constexpr(GROUP_TOKENS)
+TOKENS, MANY_TOKENS = tl.constexpr(FEW), tl.constexpr(MANY)
 LARGEST = tl.constexpr(LARGEST_STORED)
 BELOW_HALF = tl.constexpr(LESS_THAN_HALF)
 
@@ -28,17 +29,21 @@ def words_of_runs(n_words, RUN: tl.constexpr):
 
 
 @triton.jit
-def load_channels(plane, first_row, valid, words, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """fp16 [rows, channels]: of each row of a tile the numbers of four channels a word, 0 where
-    rows aren't `valid`. Those that encoders store need no limit: what they decode to is finite."""
+def load_channels(
+    plane, first_row, valid, words,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr = TOKENS,
+):  # fmt: skip
+    """fp16 [rows, channels]: of each row of a tile the numbers of four channels a word, for groups
+    of GROUP tokens; 0 where rows aren't `valid`. Those that encoders store need no limit: what they
+    decode to is finite."""
     rows: tl.constexpr = valid.shape[0]
-    groups: tl.constexpr = max(1, rows // TOKENS)
+    groups: tl.constexpr = max(1, rows // GROUP)
     shared: tl.constexpr = rows // groups
     n: tl.constexpr = 4 * words.shape[0]
     length: tl.constexpr = HEAD_DIM // 4
     g = tl.arange(0, groups)
     written = tl.max(tl.reshape(valid.to(tl.int32), (groups, shared)), 1) > 0
-    pointers = plane.to(tl.pointer_type(tl.int64)) + first_row // TOKENS * length
+    pointers = plane.to(tl.pointer_type(tl.int64)) + first_row // GROUP * length
     pointers += g[:, None] * length + words[None, :]
     mask = written[:, None]
     if HEAD_DIM != WIDTH:
@@ -67,7 +72,7 @@ def factor_of(d):
 
 @triton.jit
 def affine_groups(x, BITS: tl.constexpr):
-    """One group, fp32 [TOKENS, WIDTH] -> d, m fp16 [WIDTH], int32 codes [TOKENS, WIDTH]."""
+    """One group, fp32 [tokens, WIDTH] -> d, m fp16 [WIDTH], int32 codes [tokens, WIDTH]."""
     last: tl.constexpr = (1 << BITS) - 1
     is_nan = x != x
     has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
@@ -94,8 +99,8 @@ def symmetric_groups(x, LAST: tl.constexpr):
 
 @triton.jit
 def store_channels(plane, rows, valid, x, HEAD_DIM: tl.constexpr):
-    """x fp16 [WIDTH], a number for each channel of the group that `rows` [TOKENS] are."""
+    """x fp16 [WIDTH], a number for each channel of the group that `rows` [tokens] are."""
     j = tl.arange(0, x.shape[0])
-    first = tl.min(rows, 0) // TOKENS * HEAD_DIM
+    first = tl.min(rows, 0) // rows.shape[0] * HEAD_DIM
     exists = (tl.max(valid.to(tl.int32), 0) > 0) & (j < HEAD_DIM)
     tl.store(as_f16(plane) + first + j, x, mask=exists)
