@@ -250,7 +250,7 @@ class Bench:
             variant="normal numbers" if case.normal else "",
             layers=in_words(case.layers),
             bits=mean_bits_of(cache, config),
-            bits_after={n: bits_after(cache, config, n) for n in LENGTHS},
+            bits_after={n: bits_after(cache, config.groups, n) for n in LENGTHS},
             kld=far.kld,
             kld_99=far.kld_percentiles[99],
             same_top=far.same_top,

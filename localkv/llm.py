@@ -971,7 +971,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_tail: each token reads this many of the newest tokens as f16, and only older tokens
             packed; None takes 64 for types that pack several tokens together, else 0.
         kv_sink: the first tokens that are kept as f16; None takes 4 for types of less than 4 bits
-            per value, else 0.
+            per value, and for those with scales by channel of at most 5; else 0.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
         k_before_rope: K is stored as it is before RoPE, and rotated as it is read; device

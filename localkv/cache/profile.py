@@ -20,7 +20,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from localkv.arch.spec import CacheGroup, ModelSpec
-from localkv.cache.layout import FEW_BITS, SegmentSpec, allocated_bits, group_layouts, with_types
+from localkv.cache.layout import (
+    SegmentSpec,
+    allocated_bits,
+    default_sink,
+    group_layouts,
+    with_types,
+)
 from localkv.config import KV_ROTATIONS, MOST_EXACT, CacheConfig, KVCodebook, KVScales
 from localkv.errors import UsageError, printable
 from localkv.quant_formats import KV_FORMATS, with_todays_names
@@ -147,7 +153,8 @@ class TypeList:
         formats = [KV_FORMATS[name] for name in names]
         sink = self.kv_sink
         if sink is None:
-            sink = any(8 * fmt.block_bytes < FEW_BITS * fmt.block_size for fmt in formats)
+            bits = (8 * fmt.block_bytes / fmt.block_size for fmt in formats)
+            sink = default_sink(min(bits), 1)
         return bool(self.kv_tail or sink or any(fmt.group_tokens > 1 for fmt in formats))
 
     def in_words(self, kv_tail: int | None) -> str:

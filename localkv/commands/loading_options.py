@@ -81,7 +81,7 @@ def window_options() -> list[click.Parameter]:
         exact(
             "sink",
             "Keep the first N tokens as f16. [default: 4 for types of less than 4 bits per value, "
-            "else 0]",
+            "and for those with scales by channel of at most 5; else 0]",
         ),
         types("K", "-ctk-swa", "The type of K in layers with a window. [default: as -ctk]"),
         types("V", "-ctv-swa", "The type of V in layers with a window. [default: as -ctv]"),
