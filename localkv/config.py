@@ -204,22 +204,35 @@ class Preset:
 
 
 PRESETS = {
-    "quality": Preset("f16", "f16", "predictions as with an f32 cache (KLD 7.5e-7)"),
+    "quality": Preset(
+        "f16",
+        "f16",
+        "nothing is packed; an f32 cache would move predictions as 8-bit activations do "
+        "(KLD 2.4e-3 to 3.4e-3)",
+    ),
     "balanced": Preset(
         "q8_0c",
         "q4_1",
-        "43 % of f16's memory in a long context, and hardly a prediction moves "
-        "(KLD 3.8e-4 to 4.1e-4)",
+        "43 % of f16's memory in a long context, and hardly more than 8-bit activations change "
+        "(KLD 2.9e-3 to 4.0e-3)",
     ),
     "speed": Preset(
         "q8_0",
         "q4_0",
-        "as fast in a long context as 4 bits for both, while K keeps 8 (KLD 2.3e-2 to 4.2e-2)",
+        "41 % of f16's memory, and as fast in a long context as 4 bits for both "
+        "(KLD 7.3e-3 to 8.7e-3)",
+    ),
+    "compact": Preset(
+        "q4_1c",
+        "q4_0",
+        "30 % of f16's memory in a long context, and diverges as little as speed "
+        "(KLD 5.3e-3 to 8.3e-3)",
     ),
     "memory": Preset(
-        "kv3_1c",
-        "kv3_1",
-        "25 % of f16's memory in a long context; 1 token in 40 changes (KLD 1.6e-2)",
+        "q4_1c128",
+        "kv3_0",
+        "25 % of f16's memory in a long context, and diverges a quarter more than speed "
+        "(KLD 8.5e-3 to 1.1e-2)",
     ),
 }
 """From the most bits to the fewest."""
@@ -231,9 +244,9 @@ they take the same for each token of a context, however short it is."""
 SUGGESTED_PAIRS = (
     ("f16", "f16"),
     ("q8_0", "q8_0"),
-    ("q8_0", "q5_1"),
+    ("q8_0", "q5_0"),
     ("q8_0", "q4_0"),
-    ("q5_1", "q4_0"),
+    ("q6_0", "q4_0"),
     ("q4_0", "q4_0"),
 )
 """The usual pairs, and pairs between them."""

@@ -64,7 +64,7 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     assert json.loads(used.out)["cache"]["layer_types"] == pairs
     assert json.loads(used.out)["cache"]["bytes"] == 256 * types.bytes_per_token
     # a preset takes at most its bits, if that is better than its own pair
-    assert set(profile.pairs) == {"q8_0c/q4_1", "q8_0/q4_0", "kv3_1c/kv3_1"}
+    assert set(profile.pairs) == {"q8_0c/q4_1", "q8_0/q4_0", "q4_1c/q4_0", "q4_1c128/kv3_0"}
     best = within(profile, 6.5)
     for own, wanted in (
         (2 * best.verified, {"layer_types": ["/".join(pair) for pair in best.layers if pair]}),
@@ -83,7 +83,7 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     for pairs in (profile.pairs, {}):
         write_profile(kept, replace(profile, pairs=pairs))
         small = program("complete", "-m", measured, *ask, "--preset", "memory")
-        assert small.err_lines[0] == "preset memory: -ctk kv3_1c -ctv kv3_1"
+        assert small.err_lines[0] == "preset memory: -ctk q4_1c128 -ctv kv3_0"
     write_profile(kept, profile)
     # types on the command line win
     named = program("complete", "-m", measured, *ask, "--kv-profile", "auto", "-ctk", "q8_0")

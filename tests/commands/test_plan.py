@@ -252,8 +252,8 @@ def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> 
 
     assert pairs("-ctk", "q8_0,Q4_0") == [("q8_0", "f16"), ("q4_0", "f16")]
     assert pairs("-ctk", "q8_0,bf16", "-ctv", "q4_0") == [("q8_0", "q4_0"), ("bf16", "q4_0")]
-    assert pairs("--preset", "memory") == [("kv3_1c", "kv3_1")]
-    assert pairs("--preset", "memory", "-ctk", "f32") == [("f32", "kv3_1")]
+    assert pairs("--preset", "memory") == [("q4_1c128", "kv3_0")]
+    assert pairs("--preset", "memory", "-ctk", "f32") == [("f32", "kv3_0")]
     assert pairs()[0] == ("f16", "f16")
     assert ("q8_0", "q4_0") in pairs()
     assert len(pairs("--all")) == len(KV_FORMATS) ** 2
@@ -353,7 +353,7 @@ def test_latents_have_one_row_for_each_type_of_theirs(program: Program) -> None:
     lines = program(*asked).out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("latents "))
     assert "latents  rotated keys" in lines[at]
-    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["f16", "q8_0", "q5_1", "q4_0"]
+    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == ["f16", "q8_0", "q6_0", "q4_0"]
     assert lines[at + 5] == ""
     assert lines[-1] == "-c 4096 -ctk f16 -ctv f16"
 
