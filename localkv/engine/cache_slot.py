@@ -144,7 +144,7 @@ class CacheSlot:
         self.model.backend.arrays.use_threads(self.threads.of(n_tokens))
 
     def _start_over(self) -> None:
-        """Forget all rows, those of requests, too: work that broke off may have left anything."""
+        """Forget all rows, also of requests: work that broke off may have left anything."""
         self._hold_none()
         self.prefixes.forget()
         self.cache.start_over([self.sequence])

@@ -51,7 +51,7 @@ def group_in_doubles(x: np.ndarray, bits: int, affine: bool) -> tuple[float, flo
 
 
 def channels(fmt: QuantFormat, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Of one group and a block's channels: d, m, codes [channels, tokens]."""
+    """The d, m and codes [channels, tokens] of one group and a block's channels."""
     scales = planes[: 1 if fmt.name == "q8_0c" else 2]
     codes, *high = (
         plane.reshape(fmt.group_tokens, fmt.block_size // 32, -1)

@@ -116,7 +116,7 @@ def group_kernel(
             among the ones that it is packed from; where the first is negative, there is no group.
         k_rows_ptr, v_rows_ptr: fp16 or fp32 [pages, N_KV_HEADS, PAGE, HEAD_DIM or VALUE_DIM].
         PAGE_BYTES: of the planes, see `pages.py`.
-        GROUP: tokens of a group, of which TOKENS_K or TOKENS_V are packed at once.
+        GROUP: tokens of a group; TOKENS_K or TOKENS_V of them are packed at once.
     """
     slot = tl.load(groups_ptr + 2 * tl.program_id(0))
     source = tl.load(groups_ptr + 2 * tl.program_id(0) + 1)

@@ -36,8 +36,8 @@ class Job(NamedTuple):
         k_ahead, v_ahead: cache lines to fetch at a time during the other side's kernel (decode).
         k_early, v_early: those to fetch before, during the side's own kernel (decode).
         k_kernel, v_kernel: addresses of the sides' kernels.
-        rows_apart: the kernels begin in a page at a multiple of so many rows (decode, blocks of
-            runs).
+        rows_apart: the kernels begin in a page at a multiple of this number of rows (decode,
+            blocks of runs).
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
         pieces: the table of pieces; each has n_kv_heads items.
