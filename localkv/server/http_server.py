@@ -272,6 +272,8 @@ def uvicorn_config(settings: ServerSettings, front: Front) -> uvicorn.Config:
     """
     # what clients send is none of the log's business, and errors are told elsewhere
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    # which warns of every write to a connection that a client has closed
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         application(front),
         http=Connection,
