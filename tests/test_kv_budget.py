@@ -216,7 +216,8 @@ def test_context_ends_where_the_ladder_does():
 
 
 def test_an_audit_takes_what_was_predicted_as_pages_changed(llm):
-    done = llm.complete(ids_of(llm, 1200), max_tokens=40, temperature=0, audit=True)
+    ids = ids_of(llm, 1200)
+    done = llm.complete(ids, max_tokens=40, temperature=0, ignore_eos=True, audit=True)
     assert done.audit is not None
     assert done.audit.n_tokens == 40
     assert 0 < done.audit.kld_mean <= done.audit.kld_mean_most

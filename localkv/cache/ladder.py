@@ -2,7 +2,8 @@
 
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
 the first; when the budget is full the oldest pages go down a rung, all of them before any goes
-down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`).
+down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`). A
+new page begins on a rung that takes others at most one further (`LadderSizes.landing`).
 Pages with tokens of a tail or a sink (`cache/layout.py`) stay in the first, which is f16. Only full
 pages go to types that pack several tokens together.
 
@@ -271,16 +272,31 @@ class LadderSizes:
         return sink * self.units[0] + newest * each + packed * self.units[-1]
 
     def landing(
-        self, free: int, n: int, *, n_open: int, still_open: Sequence[int] = ()
+        self,
+        free: int,
+        n: int,
+        lowerable: Sequence[int],
+        *,
+        n_open: int,
+        still_open: Sequence[int] = (),
     ) -> int | None:
-        """The highest of the first `n_open` rungs where `n` new pages fit in `free` units, or None.
+        """The highest of the first `n_open` rungs where `n` new pages fit, or None.
+
+        Full pages go down for new ones, but to one rung below these at most: else a page would
+        begin on the first rung and take others to the last. Only where new pages are on the lowest
+        rung that they can be on, others go down as far as they can.
 
         Args:
-            still_open: the rungs of pages that go down to it as well, if they are higher.
+            free: units.
+            lowerable: the rungs of the pages that may go down.
+            still_open: the rungs of pages that go down to where the new ones are, if they are
+                higher.
         """
         for rung in range(max(still_open, default=0), n_open):
-            given = sum(self.units[one] - self.units[rung] for one in still_open)
-            if n * self.units[rung] <= free + given:
+            lowest = rung + 1 if rung + 1 < n_open else len(self.units) - 1
+            units = free + sum(self.units[one] - self.units[rung] for one in still_open)
+            units += sum(self.units[one] - self.units[max(one, lowest)] for one in lowerable)
+            if n * self.units[rung] <= units:
                 return rung
         return None
 
@@ -290,9 +306,9 @@ class LadderSizes:
         rungs, last = list[int](), len(self.units) - 1
         for n in range(n_pages):
             able = [place for place in range(n) if not self.stays(place, n * self.page_tokens)]
-            spare = sum(self.units[rungs[place]] - self.units[last] for place in able)
             free = self.n_units - sum(self.units[rung] for rung in rungs)
-            landing = self.landing(free + spare, 1, n_open=self.n_open(n))
+            lowerable = [rungs[place] for place in able]
+            landing = self.landing(free, 1, lowerable, n_open=self.n_open(n))
             if landing is None:
                 yield None
                 return

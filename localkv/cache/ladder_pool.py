@@ -214,10 +214,10 @@ class LadderPool(PagePool):
     def _lower_ahead(self) -> None:
         """Let a page go down, if the next one would have it go anyway: one between two tokens is
         a shorter wait than all of them together."""
-        lowerable, units = self._lowerable(), self.sizes.units
-        spare = sum(units[self.rungs[page]] - units[-1] for page in lowerable)
-        landing = self.sizes.landing(self.runs.n_free + spare, 1, n_open=self._n_open)
-        if lowerable and landing is not None and self.runs.n_free < units[landing]:
+        lowerable, free = self._lowerable(), self.runs.n_free
+        rungs = [self.rungs[page] for page in lowerable]
+        landing = self.sizes.landing(free, 1, rungs, n_open=self._n_open)
+        if lowerable and landing is not None and free < self.sizes.units[landing]:
             self._lower(lowerable[0])
 
     def _own_places(self, sequence: Sequence, places: Iterable[int]) -> None:
@@ -257,16 +257,13 @@ class LadderPool(PagePool):
         Raises:
             NoPageError: they fit on none.
         """
-        units = self.sizes.units
-        wanted = n * units[max(still_open, default=0)]
+        wanted = n * self.sizes.units[max(still_open, default=0)]
         while self.runs.n_free < wanted and self.keeper.make_room():
             pass
-        spare = 0
-        if self.runs.n_free < wanted:
-            spare = sum(units[self.rungs[page]] - units[-1] for page in self._lowerable())
-        n_open = self._n_open if n_open is None else n_open
-        free = self.runs.n_free + spare
-        rung = self.sizes.landing(free, n, n_open=n_open, still_open=still_open)
+        n_open, free = self._n_open if n_open is None else n_open, self.runs.n_free
+        full = self._lowerable() if free < wanted else []
+        rungs = [self.rungs[page] for page in full]
+        rung = self.sizes.landing(free, n, rungs, n_open=n_open, still_open=still_open)
         if rung is None:
             raise self._full()
         return rung

@@ -208,6 +208,14 @@ def test_first_and_newest_pages_go_down_last():
     assert all(rungs[-1] == 0 for rungs in grown if rungs)
 
 
+def test_a_new_page_takes_others_down_to_the_rung_below_its_own_at_most():
+    sizes = LadderSizes.of(GROUP, DEFAULT_LADDER, 9 * F16_PAGE // 2, PAGE_TOKENS, 20)
+    grown = list(sizes.growth(20))
+    assert grown[5] == [0, 1, 1, 1, 1, 0]
+    assert grown[7] == [1] * 8
+    assert all(max(rungs) - min(rungs) <= 1 for rungs in grown if rungs)
+
+
 def test_memory_is_what_the_plan_says_and_no_more_than_the_budget():
     for budget in (F16_PAGE, 5 * F16_PAGE // 2, 100 * F16_PAGE):
         cache = cache_of(DEFAULT_LADDER, budget, arrays=NumpyArrays(), n_sequences=1)
@@ -461,11 +469,11 @@ def test_a_page_that_went_down_does_not_take_a_batch_with_it(n):
 def test_a_text_that_begins_like_another_is_not_kept_down_by_it():
     cache = cache_of(DEFAULT_LADDER, 4 * F16_PAGE)
     rng, first = np.random.default_rng(6), Rows(cache.new_sequence())
-    append(cache, [first], first, 7 * PAGE_TOKENS, rng)
-    assert cache.ladder.rungs[first.sequence.pages[0][1]] > 0
+    append(cache, [first], first, 8 * PAGE_TOKENS, rng)
+    assert cache.ladder.rungs[first.sequence.pages[0][1]] == 2
     second = first.fork(cache.fork(first.sequence, PAGE_TOKENS + 7))
     append(cache, [first, second], second, 20, rng)
-    assert cache.ladder.rungs[second.sequence.pages[0][1]] == 0
+    assert cache.ladder.rungs[second.sequence.pages[0][1]] == 1
     assert second.sequence.pages[0][0] == first.sequence.pages[0][0]
     for rows in (first, second):
         check(cache, rows, rng)

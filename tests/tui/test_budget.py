@@ -45,7 +45,7 @@ async def test_a_chat_goes_down_the_ladder_to_the_full_context() -> None:
         seeds = iter(range(1, 30))  # how long a story gets differs from CPU to CPU
         await ask(me, f"{FACTS} Tell me a story.", seed=next(seeds))
         shown = [rungs(me)]
-        while shown[-1][-1] < 4:
+        while shown[-1][-1] < 2:
             await ask(me, "Tell me a story.", seed=next(seeds))
             shown.append(rungs(me))
         depths = [sum(rung * n for rung, n in enumerate(counts)) for counts in shown]
