@@ -149,11 +149,13 @@ def as_address(builder: Builder, value: Value) -> Value:
     return builder.inttoptr(value, i8.as_pointer())
 
 
-def total_of(b: Builder, x: Value, operation: str, item: ir.Type) -> Value:
-    suffix = "f32" if item is f32 else "i32"
+def total_of(b: Builder, x: Value, operation: str) -> Value:
+    """All lanes added up ("fadd": one after the other), or the largest one ("smax")."""
+    item, arguments = x.type.element, [x]
     if operation == "fadd":
-        return call(b, "llvm.vector.reduce.fadd.v16f32", f32, [ir.Constant(f32, 0.0), x])
-    return call(b, f"llvm.vector.reduce.{operation}.v16{suffix}", item, [x])
+        arguments.insert(0, ir.Constant(f32, 0.0))
+    suffix = "f32" if item is f32 else "i32"
+    return call(b, f"llvm.vector.reduce.{operation}.v16{suffix}", item, arguments)
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,11 @@ def _pack_integers(
 
     Words hold columns in the format's order.
     """
-    tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
-    top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
-    # that maximum passes over NaN, and an integer can't be one
-    is_nan = b.bitcast(b.fcmp_unordered("uno", *x), ir.IntType(LANES))
-    is_nan = b.icmp_unsigned("!=", is_nan, ir.Constant(is_nan.type, 0))
-    top = b.select(is_nan, ir.Constant(f32, float("nan")), top)
+    # magnitudes are ordered as their bits are, and NaN comes after all of them
+    bits = [b.and_(b.bitcast(v, I32X16), constant(i32, 0x7FFFFFFF)) for v in x]
+    top = total_of(b, call(b, "llvm.smax.v16i32", I32X16, bits), "smax")
+    is_nan = b.icmp_signed(">", top, ir.Constant(i32, 0x7F800000))
+    top = b.select(is_nan, ir.Constant(f32, float("nan")), b.bitcast(top, f32))
     scale = b.fdiv(top, ir.Constant(f32, 127.0))
     is_zero = b.fcmp_ordered("==", top, ir.Constant(f32, 0.0))
     inverse = b.fdiv(ir.Constant(f32, 127.0), top)
@@ -190,7 +191,7 @@ def _pack_integers(
     for values in x:
         rounded = call(b, "llvm.rint.v16f32", F32X16, [b.fmul(values, inverse)])
         codes = b.fptosi(rounded, I32X16)
-        totals.append(total_of(b, codes, "add", i32))
+        totals.append(total_of(b, codes, "add"))
         halves.append(b.trunc(codes, lanes_of(i8)))
     order = ir.Constant(lanes_of(i32, BLOCK), list(fmt.columns or range(BLOCK)))
     words = b.bitcast(b.shuffle_vector(*halves, order), lanes_of(i32, BLOCK // 4))
@@ -213,7 +214,7 @@ def _pack_floats(b: Builder, fmt: PanelFormat, x: list[Any], values: _Slots) -> 
         half, lane = divmod(column, LANES)
         values.store(b, b.extract_element(x[half], ir.Constant(i32, lane)), i)
     for half, part in enumerate(x if fmt.halves else [b.fadd(*x)]):
-        values.store(b, total_of(b, part, "fadd", f32), BLOCK + half)
+        values.store(b, total_of(b, part, "fadd"), BLOCK + half)
 
 
 def _columns(b: Builder, x: Value, n_in: Value, block: Value) -> list[Any]:
