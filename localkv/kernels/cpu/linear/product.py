@@ -31,18 +31,21 @@ from localkv.kernels.cpu.linear.pieces import find_chunk, read_matrix, tile_size
 from localkv.kernels.cpu.linear.rows import stack_memory
 from localkv.kernels.cpu.linear.tiles import (
     GROUP_TOKENS,
-    PAIR_FORMATS,
+    PREFETCH_BYTES,
     SUM_BYTES,
+    UNPACKED_BLOCKS,
+    UNPACKED_PANELS,
     clear_sums,
-    multiply_pair,
-    multiply_record,
+    multiply_blocks,
     multiply_tile,
     put_unpacked_sums,
-    record_memory,
     sums_memory,
     unpack_record,
+    unpacked_bytes,
+    unpacked_memory,
     unpacks,
 )
+from localkv.quant_formats.shared.cpu.panel_codes import panel_format
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, reader, take_next
@@ -52,8 +55,15 @@ read_pack_job = reader(PackJob)
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
-PAIRS = KIND in PAIR_FORMATS
 UNPACKS = unpacks(KIND)
+LEAST_UNPACKED = MAX_TILE if UNPACKS and panel_format(KIND).is_costly else 4 * MAX_TILE
+"""Tokens from which on panels are unpacked."""
+RECORD_BLOCKS = panel_format(KIND).record_blocks
+UNPACKED_RECORDS = UNPACKED_BLOCKS // RECORD_BLOCKS
+RECORD_STEP = RECORD_BLOCKS * unpacked_bytes(panel_format(KIND))
+PANEL_STEP = UNPACKED_RECORDS * RECORD_STEP
+SUMS_STEP = GROUP_TOKENS * SUM_BYTES
+"""Bytes from an unpacked record, panel or a panel's sums to the next one's."""
 
 
 @cfunc("void(int64, int64)")
@@ -80,75 +90,83 @@ def pack(address: Address, thread: Count) -> None:
 
 
 @njit
-def multiply_records(
-    job: Any, panel: Address, first: Count, n_tokens: Count, sums: Address
+def multiply_single(
+    size: Count, n_blocks: Count, unpacked: Address, x: Address, sums: Address
 ) -> None:
-    """Sums of a panel times some tokens; the last ones of the batch end with smaller tiles."""
+    """Unpacked blocks of a panel times a tile of any size."""
+    if size == MAX_TILE:
+        multiply_blocks(KIND, 1, MAX_TILE, n_blocks, unpacked, x, sums)
+    elif size == 4:
+        multiply_blocks(KIND, 1, 4, n_blocks, unpacked, x, sums)
+    elif size == 2:
+        multiply_blocks(KIND, 1, 2, n_blocks, unpacked, x, sums)
+    else:
+        multiply_blocks(KIND, 1, 1, n_blocks, unpacked, x, sums)
+
+
+@njit
+def multiply_records(
+    job: Any, panels: Address, n_panels: Count, first: Count, n_tokens: Count, sums: Address
+) -> None:
+    """Sums of panels times some tokens; the last ones of the batch end with smaller tiles."""
     record_bytes = job.panel_bytes // job.n_records
     token_bytes = job.token_bytes // job.n_records
-    unpacked = record_memory(KIND)
-    for record in range(job.n_records):
-        unpack_record(KIND, panel + record * record_bytes, unpacked)
+    unpacked = unpacked_memory(KIND)
+    for record in range(0, job.n_records, UNPACKED_RECORDS):
+        n_records = min(UNPACKED_RECORDS, job.n_records - record)
+        # after the end of a panel are the others, which are read at the same time
+        ahead = PREFETCH_BYTES
+        if record * record_bytes + ahead >= job.panel_bytes:
+            ahead += (n_panels - 1) * job.panel_bytes
+        for i in range(n_panels):
+            at, to = panels + i * job.panel_bytes + record * record_bytes, unpacked + i * PANEL_STEP
+            for _ in range(n_records):
+                unpack_record(KIND, at, at + ahead, to)
+                at, to = at + record_bytes, to + RECORD_STEP
+        n_blocks = n_records * RECORD_BLOCKS
         start = 0
         while start < n_tokens:
             size = tile_size(start, n_tokens)
             x = job.activations + (first + start) * job.token_bytes + record * size * token_bytes
             to = sums + SUM_BYTES * start
-            if size == MAX_TILE:
-                multiply_record(KIND, MAX_TILE, unpacked, x, to)
-            elif size == 4:
-                multiply_record(KIND, 4, unpacked, x, to)
-            elif size == 2:
-                multiply_record(KIND, 2, unpacked, x, to)
+            if size == MAX_TILE and n_panels == UNPACKED_PANELS:
+                multiply_blocks(KIND, UNPACKED_PANELS, MAX_TILE, n_blocks, unpacked, x, to)
             else:
-                multiply_record(KIND, 1, unpacked, x, to)
+                for i in range(n_panels):
+                    multiply_single(
+                        size, n_blocks, unpacked + i * PANEL_STEP, x, to + i * SUMS_STEP
+                    )
             start += size
 
 
 @njit
 def multiply_unpacked(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
-    """What `multiply_panels` does, for many tokens and formats whose codes take long to read."""
+    """What `multiply_panels` does, for many tokens."""
     stride, more_stride = 4 * matrix.n_out, matrix.addend_stride
     sums = sums_memory()
     for start in range(0, job.n_tokens, GROUP_TOKENS):
         n_tokens = min(job.n_tokens - start, GROUP_TOKENS)
-        for i in range(first, last):
-            clear_sums(sums, n_tokens)
+        for i in range(first, last, UNPACKED_PANELS):
+            n_panels = min(UNPACKED_PANELS, last - i)
+            for k in range(n_panels):
+                clear_sums(sums + k * SUMS_STEP, n_tokens)
             panel = panels + (i - first) * job.panel_bytes
-            multiply_records(job, panel, start, n_tokens, sums)
-            to = matrix.out + start * stride + 4 * LANES * i
-            plus = 0
-            if matrix.addend != 0:
-                plus = matrix.addend + start * more_stride + 4 * LANES * i
-            n = min(LANES, matrix.n_out - i * LANES)
-            put_unpacked_sums(sums, n_tokens, to, stride, n, plus, more_stride)
-
-
-@njit
-def multiply_pairs(
-    job: Any, matrix: Any, panels: Address, first: Count, last: Count, start: Count
-) -> int:
-    """Two panels at a time, with the tile of tokens from `start` on; the first that is left."""
-    stride, more_stride = 4 * matrix.n_out, matrix.addend_stride
-    x = job.activations + start * job.token_bytes
-    i = first
-    while i + 1 < last:
-        panel = panels + (i - first) * job.panel_bytes
-        to = matrix.out + start * stride + 4 * LANES * i
-        plus = 0
-        if matrix.addend != 0:
-            plus = matrix.addend + start * more_stride + 4 * LANES * i
-        n = min(2 * LANES, matrix.n_out - i * LANES)
-        size, n_records = job.panel_bytes, job.n_records
-        multiply_pair(KIND, MAX_TILE, panel, size, n_records, x, to, stride, n, plus, more_stride)
-        i += 2
-    return i
+            multiply_records(job, panel, n_panels, start, n_tokens, sums)
+            for k in range(i, i + n_panels):
+                to = matrix.out + start * stride + 4 * LANES * k
+                plus = 0
+                if matrix.addend != 0:
+                    plus = matrix.addend + start * more_stride + 4 * LANES * k
+                n = min(LANES, matrix.n_out - k * LANES)
+                put_unpacked_sums(
+                    sums + (k - i) * SUMS_STEP, n_tokens, to, stride, n, plus, more_stride
+                )
 
 
 @njit
 def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
     """Multiply panels `first` to `last` of a matrix, which start at `panels`, with all tokens."""
-    if UNPACKS and job.n_tokens >= MAX_TILE:
+    if UNPACKS and job.n_tokens >= LEAST_UNPACKED:
         multiply_unpacked(job, matrix, panels, first, last)
         return
     n_tokens, n_records, stride = job.n_tokens, job.n_records, 4 * matrix.n_out
@@ -158,10 +176,8 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
     start = 0
     while start < n_tokens:
         size = tile_size(start, n_tokens)
-        x, alone = job.activations + start * job.token_bytes, first
-        if PAIRS and not UNPACKS and size == MAX_TILE:
-            alone = multiply_pairs(job, matrix, panels, first, last, start)
-        for i in range(alone, last):
+        x = job.activations + start * job.token_bytes
+        for i in range(first, last):
             panel = panels + (i - first) * job.panel_bytes
             to = matrix.out + start * stride + 4 * LANES * i
             plus = 0
@@ -169,7 +185,7 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
                 plus = more + start * more_stride + 4 * LANES * i
             n = min(LANES, matrix.n_out - i * LANES)
             if size == MAX_TILE:
-                if not UNPACKS:
+                if LEAST_UNPACKED > MAX_TILE:
                     multiply_tile(
                         KIND, MAX_TILE, panel, n_records, x, to, stride, n, plus, more_stride
                     )

@@ -5,16 +5,13 @@ become float32 and meet float32 activations (`linear/panels.py`). Both read a pa
 once per tile of tokens and keep the sums in registers. A token's result does not depend on the
 other tokens of the batch: every tile adds up the same numbers in the same order.
 
-A tile of one panel loads each word of the activations for one product only, and
-loads are what it waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many
-loads of vectors. Two panels share them. Codes are read again for every four tokens, as there are
-not registers enough to keep them. Sums are the same as in the tile of one panel, bit for bit.
-
-Codes that take long to read are unpacked once for many tokens. An unpacked record is a block after
-the other: eight vectors of codes, as they are multiplied, then the vectors of its scales and of its
-minima. It lies on the stack, in the first-level cache, as do the sums of `GROUP_TOKENS` tokens, 16
-floats each. Sums are the same bits as in the tiles, which add up the same numbers in the same
-order.
+A tile of one panel loads each word of the activations for one product only, and loads are what it
+waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many loads of vectors. So
+for many tokens (fewer where codes take long to read) two panels, which share these loads, are
+unpacked once. An unpacked block has eight vectors of codes, as they are multiplied, then the
+vectors of its scales and of its minima. Blocks lie on the stack, in the first-level cache, as do
+the sums of `GROUP_TOKENS` tokens, 16 floats each. Sums are the same bits as in the tiles, which add
+up the same numbers in the same order.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from localkv.quant_formats.shared.cpu.panel_codes import (
     Record,
     panel_format,
 )
-from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, LANES
+from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, CACHE_LINE, LANES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_DOTS, HAS_VNNI
 from localkv.simd.integer import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
@@ -68,6 +65,14 @@ def ask_ahead(b: Builder, fmt: PanelFormat, line: Value) -> None:
         emit_prefetch(b, b.gep(line, [index_of(FAR_BYTES)]))
     else:
         emit_stream_prefetch(b, line)
+
+
+def lines_of(fmt: PanelFormat, block: int) -> range:
+    """A block's share of the cache lines of a record: bytes from its start."""
+    n, n_lines = fmt.record_blocks, fmt.layout.record_bytes // CACHE_LINE
+    return range(
+        block * n_lines // n * CACHE_LINE, (block + 1) * n_lines // n * CACHE_LINE, CACHE_LINE
+    )
 
 
 def opaque(builder: Builder, address: Value) -> Value:
@@ -253,16 +258,12 @@ def multiply_tile(
             at = b.gep(panel, [b.mul(loop.index, index_of(record_bytes))])
             act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
             act = b.gep(activations, [act_offset])
-            n_lines = record_bytes // 64
             if not HAS_BYTE_DOTS:
                 part.clear()  # shorter sums are rounded less
             for block in range(fmt.record_blocks):
                 if n <= PREFETCH_TOKENS:
-                    for line in range(
-                        block * n_lines // fmt.record_blocks,
-                        (block + 1) * n_lines // fmt.record_blocks,
-                    ):
-                        ask_ahead(b, fmt, b.gep(at, [index_of(64 * line)]))
+                    for line in lines_of(fmt, block):
+                        ask_ahead(b, fmt, b.gep(at, [index_of(line)]))
                 record = Record(b, fmt.layout, opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
@@ -276,145 +277,40 @@ def multiply_tile(
     return types.void(kind, tokens, *[address] * 8), generate
 
 
-PAIR_FORMATS = ("q4_0", "q4_1", "q5_0") if HAS_AVX512 and HAS_VNNI else ()
-"""Formats that gain. Codes are read twice, so that they must be made fast of what is stored, unlike
-the codes of K-quants; and there have to be registers for the sums of two panels, and
-instructions that leave the others free."""
-PREFETCH_BYTES = 8192
-"""How far ahead panels are asked for, which is memory's delay."""
 GROUP = 4
 """Tokens whose products are in registers at once."""
 
-
-def _add_part(
-    b: Builder,
-    fmt: PanelFormat,
-    block: int,
-    half: int,
-    panels: list[Value],
-    tokens: int,
-    act: Value,
-    sums: list[Sums],
-) -> None:
-    """What has one scale: half a block, or all of it, of both panels (see `tiles.add_half`)."""
-    at, n = PackedBlock(tokens), BLOCK_VECTORS // (1 + fmt.halves)
-    for group in [range(t, t + GROUP) for t in range(0, tokens, GROUP)]:
-        records = [Record(b, fmt.layout, opaque(b, panel)) for panel in panels]
-        codes = [multiplied_codes(b, fmt, record, block) for record in records]
-        totals = dict[tuple[int, int], Value]()
-        for t in group:
-            start = constant(i32, 0)
-            if fmt.surplus:
-                where = at.fact(SECOND_START if half else START, t)
-                start = splat(b, load_at(b, act, where, i32))
-            totals |= {(i, t): start for i in range(len(panels))}
-        for j in range(half * n, half * n + n):
-            for t in group:
-                x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                for i in range(len(panels)):
-                    totals[i, t] = dot_of_codes(b, fmt, totals[i, t], codes[i][j], x)
-        scales = [fmt.scale(record, block, half) for record in records]
-        for t in group:
-            d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
-            for i, scale in enumerate(scales):
-                sums[i].add_product(t, b.sitofp(totals[i, t], F32X16), b.fmul(scale, d))
-
-
-@intrinsic(prefer_literal=True)
-def multiply_pair(
-    typing: Typing,
-    kind: Kind,
-    tokens: Kind,
-    panel: Kind,
-    panel_bytes: Kind,
-    n_records: Kind,
-    activations: Kind,
-    out: Kind,
-    out_stride: Kind,
-    n_rows: Kind,
-    addend: Kind,
-    addend_stride: Kind,
-) -> Intrinsic:
-    """Two panels, one `panel_bytes` after the other, times a tile of tokens.
-
-    Args:
-        n_rows: rows of both that exist, more than the first has.
-        tokens: a multiple of `GROUP`; for the others see `tiles.multiply_tile`.
-    """
-    fmt = panel_format(kind.literal_value)
-    n = tokens.literal_value
-
-    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        panel, size, n_records, activations, out, out_stride, n_rows = args[2:9]
-        addend, addend_stride = args[9:]
-        panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
-        sums = [Sums(b, n), Sums(b, n)]
-        for each in sums:
-            each.clear()
-        record_bytes = fmt.layout.record_bytes
-        block_bytes = ACTIVATION_BLOCK_BYTES * n
-        with cgutils.for_range(b, n_records) as loop:
-            offset = b.mul(loop.index, index_of(record_bytes))
-            first = b.gep(panel, [offset])
-            panels = [first, b.gep(first, [size])]
-            # after its end is the other panel, which is read at the same time
-            ahead = b.add(offset, index_of(PREFETCH_BYTES))
-            jump = b.select(b.icmp_signed("<", ahead, size), index_of(0), size)
-            coming = b.gep(panel, [b.add(ahead, jump)])
-            act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
-            act = b.gep(activations, [act_offset])
-            n_lines = record_bytes // 64
-            for block in range(fmt.record_blocks):
-                lines = range(
-                    block * n_lines // fmt.record_blocks, (block + 1) * n_lines // fmt.record_blocks
-                )
-                for line in lines:
-                    where = b.gep(coming, [index_of(64 * line)])
-                    emit_prefetch(b, where)
-                    emit_prefetch(b, b.gep(where, [size]))
-                block_act = b.gep(act, [index_of(block * block_bytes)])
-                for half in range(1 + fmt.halves):
-                    _add_part(b, fmt, block, half, panels, n, block_act, sums)
-                for each, at in zip(sums, panels, strict=True):
-                    record = Record(b, fmt.layout, opaque(b, at))
-                    add_minima(b, fmt.minima(record, block), n, block_act, each)
-        nothing, row_bytes = index_of(0), index_of(4 * LANES)
-        for i, each in enumerate(sums):
-            here = out if i == 0 else b.gep(out, [row_bytes])
-            rows = index_of(LANES) if i == 0 else b.sub(n_rows, index_of(LANES))
-            plus = addend
-            if i:
-                is_none = b.icmp_signed("==", addend, nothing)
-                plus = b.select(is_none, nothing, b.add(addend, row_bytes))
-            put_sums(b, each, n, here, out_stride, rows, plus, addend_stride)
-        return context.get_dummy_value()
-
-    return types.void(kind, tokens, *[types.intp] * 9), generate
-
-
-GROUP_TOKENS = 64
+GROUP_TOKENS = 128
 """Tokens that meet an unpacked record, a multiple of all tiles' sizes."""
 
 SUM_BYTES = 4 * LANES
 """Bytes of a token's sums, and of any vector."""
 
+UNPACKED_PANELS = 2 if HAS_AVX512 and HAS_VNNI else 1
+"""Panels that are unpacked at a time."""
+
+PREFETCH_BYTES = 8192
+"""How far ahead panels are asked for, which is memory's delay."""
+
+UNPACKED_BLOCKS = 8
+"""Blocks of a panel that are unpacked at a time, in one record or in several."""
+
 
 def unpacks(name: str) -> bool:
-    """Whether records of a format are unpacked for many tokens."""
-    return HAS_BYTE_DOTS and panel_format(name).is_costly
+    """Whether panels of a format are unpacked for many tokens."""
+    return HAS_BYTE_DOTS and (UNPACKED_PANELS > 1 or panel_format(name).is_costly)
 
 
-def _block_bytes(fmt: PanelFormat) -> int:
+def unpacked_bytes(fmt: PanelFormat) -> int:
     n_scales = 1 + fmt.halves
     n_minima = 0 if fmt.minimum is None else n_scales
     return SUM_BYTES * (BLOCK_VECTORS + n_scales + n_minima)
 
 
 @intrinsic(prefer_literal=True)
-def record_memory(typing: Typing, kind: Kind) -> Intrinsic:
-    """The address of an unpacked record, on the stack of the function."""
-    fmt = panel_format(kind.literal_value)
-    n_bytes = fmt.record_blocks * _block_bytes(fmt)
+def unpacked_memory(typing: Typing, kind: Kind) -> Intrinsic:
+    """The address of unpacked blocks of panels, on the stack of the function."""
+    n_bytes = UNPACKED_PANELS * UNPACKED_BLOCKS * unpacked_bytes(panel_format(kind.literal_value))
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         return on_stack(b, n_bytes, SUM_BYTES)
@@ -427,61 +323,116 @@ def sums_memory(typing: Typing) -> Intrinsic:
     """The address of the sums of `GROUP_TOKENS` tokens, on the stack of the function."""
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        return on_stack(b, GROUP_TOKENS * SUM_BYTES, SUM_BYTES)
+        return on_stack(b, UNPACKED_PANELS * GROUP_TOKENS * SUM_BYTES, SUM_BYTES)
 
     return types.int64(), generate
 
 
 @intrinsic(prefer_literal=True)
-def unpack_record(typing: Typing, kind: Kind, record: Kind, out: Kind) -> Intrinsic:
+def unpack_record(typing: Typing, kind: Kind, record: Kind, ahead: Kind, out: Kind) -> Intrinsic:
+    """Unpack a record, and ask for another one.
+
+    Args:
+        record, ahead, out: addresses.
+    """
     fmt = panel_format(kind.literal_value)
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        at, out = (as_address(b, x) for x in args[1:])
+        at, ahead, out = (as_address(b, x) for x in args[1:])
         for block in range(fmt.record_blocks):
+            for line in lines_of(fmt, block):  # too many at once are passed over
+                emit_prefetch(b, b.gep(ahead, [index_of(line)]))
             record = Record(b, fmt.layout, opaque(b, at))
             vectors = multiplied_codes(b, fmt, record, block)
             vectors += fmt.scales(record, block) + fmt.minima(record, block)
             for i, vector in enumerate(vectors):
-                store_at(b, vector, out, block * _block_bytes(fmt) + SUM_BYTES * i)
+                store_at(b, vector, out, block * unpacked_bytes(fmt) + SUM_BYTES * i)
         return context.get_dummy_value()
 
-    return types.void(kind, types.intp, types.intp), generate
+    return types.void(kind, *[types.intp] * 3), generate
+
+
+def _add_unpacked(
+    b: Builder,
+    fmt: PanelFormat,
+    half: int,
+    blocks: list[Value],
+    tokens: int,
+    act: Value,
+    sums: list[Sums],
+) -> None:
+    """What has one scale: half a block, or all of it, of unpacked blocks of each panel."""
+    at, n_scales = PackedBlock(tokens), 1 + fmt.halves
+    each = BLOCK_VECTORS // n_scales
+    panels = range(len(blocks))
+    for group in [range(t, min(tokens, t + GROUP)) for t in range(0, tokens, GROUP)]:
+        totals = dict[tuple[int, int], Value]()
+        for t in group:
+            start = constant(i32, 0)
+            if fmt.surplus:
+                where = at.fact(SECOND_START if half else START, t)
+                start = splat(b, load_at(b, act, where, i32))
+            totals |= {(i, t): start for i in panels}
+        for j in range(half * each, half * each + each):
+            codes = [load_at(b, block, SUM_BYTES * j, I32X16) for block in blocks]
+            for t in group:
+                x = splat(b, load_at(b, act, at.codes(j, t), i32))
+                for i in panels:
+                    totals[i, t] = dot_of_codes(b, fmt, totals[i, t], codes[i], x)
+        where = SUM_BYTES * (BLOCK_VECTORS + half)
+        scales = [load_at(b, block, where, F32X16) for block in blocks]
+        for t in group:
+            d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
+            for i in panels:
+                value = b.sitofp(totals[i, t], F32X16)
+                sums[i].add_product(t, value, b.fmul(scales[i], d))
 
 
 @intrinsic(prefer_literal=True)
-def multiply_record(
-    typing: Typing, kind: Kind, tokens: Kind, record: Kind, activations: Kind, sums: Kind
+def multiply_blocks(
+    typing: Typing,
+    kind: Kind,
+    n_panels: Kind,
+    tokens: Kind,
+    n_blocks: Kind,
+    unpacked: Kind,
+    activations: Kind,
+    sums: Kind,
 ) -> Intrinsic:
-    """Add an unpacked record times a tile of tokens to their sums."""
+    """Add unpacked blocks of panels times a tile of tokens to their sums.
+
+    Args:
+        unpacked: address of the first panel's; the next one's are `UNPACKED_BLOCKS` from there.
+        sums: address of the first panel's; the others' are `GROUP_TOKENS` tokens' apart.
+    """
     fmt = panel_format(kind.literal_value)
-    n = tokens.literal_value
+    n, n_p = tokens.literal_value, n_panels.literal_value
     n_scales = 1 + fmt.halves
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        record, activations, memory = (as_address(b, x) for x in args[2:])
-        sums = Sums(b, n)
-        for t in range(n):
-            b.store(load_at(b, memory, SUM_BYTES * t, F32X16), sums.slots[t])
-        with cgutils.for_range(b, index_of(fmt.record_blocks)) as loop:
-            at = b.gep(record, [b.mul(loop.index, index_of(_block_bytes(fmt)))])
+        unpacked, activations, memory = (as_address(b, x) for x in args[4:])
+        sums = [Sums(b, n) for _ in range(n_p)]
+        places = [(i, t, SUM_BYTES * (GROUP_TOKENS * i + t)) for i in range(n_p) for t in range(n)]
+        for i, t, place in places:
+            b.store(load_at(b, memory, place, F32X16), sums[i].slots[t])
+        size, last = UNPACKED_BLOCKS * unpacked_bytes(fmt), unpacked_bytes(fmt) // SUM_BYTES
+        with cgutils.for_range(b, args[3]) as loop:
+            at = b.gep(unpacked, [b.mul(loop.index, index_of(unpacked_bytes(fmt)))])
             act = b.gep(activations, [b.mul(loop.index, index_of(ACTIVATION_BLOCK_BYTES * n))])
-
-            def vector(i: int, item: Any) -> Any:
-                return load_at(b, at, SUM_BYTES * i, item)
-
-            each, last = BLOCK_VECTORS // n_scales, _block_bytes(fmt) // SUM_BYTES
+            blocks = [b.gep(at, [index_of(i * size)]) for i in range(n_p)]
             for half in range(n_scales):
-                codes = [vector(half * each + i, I32X16) for i in range(each)]
-                scale = vector(BLOCK_VECTORS + half, F32X16)
-                add_half(b, fmt, half, codes, scale, n, act, sums)
-            minima = [vector(i, F32X16) for i in range(BLOCK_VECTORS + n_scales, last)]
-            add_minima(b, minima, n, act, sums)
-        for t in range(n):
-            store_at(b, sums[t], memory, SUM_BYTES * t)
+                _add_unpacked(b, fmt, half, blocks, n, act, sums)
+            for block, each in zip(blocks, sums, strict=True):
+                minima = [
+                    load_at(b, block, SUM_BYTES * i, F32X16)
+                    for i in range(BLOCK_VECTORS + n_scales, last)
+                ]
+                add_minima(b, minima, n, act, each)
+        for i, t, place in places:
+            store_at(b, sums[i][t], memory, place)
         return context.get_dummy_value()
 
-    return types.void(kind, tokens, *[types.intp] * 3), generate
+    return types.void(kind, n_panels, tokens, *[types.intp] * 4), generate
 
 
 @intrinsic
