@@ -9,6 +9,7 @@ from localkv.quant_formats import k_quants
 from localkv.quant_formats.shared.cpu.panel_codes import (
     PanelFormat,
     Record,
+    WholeScales,
     bit_field,
     masked,
     two_bit_words,
@@ -21,6 +22,10 @@ MOST_PLACE = 3 if HAS_VNNI else 2
 """q2_K's codes in bits 6 and 7 are larger than signed bytes, which other CPUs multiply."""
 
 
+def record_factor(record: Record) -> Any:
+    return record.halves("d")
+
+
 def place(block: int) -> int:
     """Codes are four to the power of this times as large, which `q2_scale` makes up for."""
     return min(block % 4, MOST_PLACE)
@@ -31,17 +36,36 @@ def q2_codes(record: Record, block: int) -> list[Any]:
     return [masked(record.builder, x, shift, mask) for x in two_bit_words(record, block)]
 
 
-def q2_scale(record: Record, block: int, half: int) -> Any:
+def q2_bits(record: Record, block: int, half: int) -> Any:
+    return record.builder.and_(record.small("scales", 2 * block + half), constant(i8, 15))
+
+
+def q2_whole_scale(record: Record, block: int, half: int) -> Any:
     b = record.builder
-    bits = b.and_(record.small("scales", 2 * block + half), constant(i8, 15))
-    d = b.fmul(record.halves("d"), constant(f32, 0.25 ** place(block)))
-    return b.fmul(d, whole_number(b, bits))
+    bits = whole_number(b, q2_bits(record, block, half))
+    return b.fmul(bits, constant(f32, 0.25 ** place(block)))
+
+
+def q2_scale(record: Record, block: int, half: int) -> Any:
+    return record.builder.fmul(record.halves("d"), q2_whole_scale(record, block, half))
+
+
+def q2_products(record: Record, block: int) -> list[Any]:
+    """Codes times scales, up to 3 * 15."""
+    b, shift = record.builder, 2 * (block % 4)
+    codes = [masked(b, x, shift, 3) for x in two_bit_words(record, block)]
+    bits = [b.zext(q2_bits(record, block, half), lanes_of(i32)) for half in range(2)]
+    return [b.mul(code, bits[i // 4]) for i, code in enumerate(codes)]
+
+
+def q2_whole_minimum(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    return whole_number(b, b.lshr(record.small("scales", 2 * block + half), constant(i8, 4)))
 
 
 def q2_minimum(record: Record, block: int, half: int) -> Any:
     b = record.builder
-    bits = b.lshr(record.small("scales", 2 * block + half), constant(i8, 4))
-    return b.fneg(b.fmul(record.halves("dmin"), whole_number(b, bits)))
+    return b.fneg(b.fmul(record.halves("dmin"), q2_whole_minimum(record, block, half)))
 
 
 def q3_codes(record: Record, block: int) -> list[Any]:
@@ -50,13 +74,42 @@ def q3_codes(record: Record, block: int) -> list[Any]:
     return [b.or_(x, masked(b, record.words("hmask", i), block - 2, 4)) for i, x in enumerate(low)]
 
 
-def q3_scale(record: Record, block: int, half: int) -> Any:
-    """Scales are read as `k_quants.q3_k_codes` reads them, and multiplied by d."""
+def q3_bits(record: Record, block: int, half: int) -> Any:
+    """Scales as `k_quants.q3_k_codes` reads them: <16 x i8>, -32 to 31."""
     b, group = record.builder, 2 * block + half
     low = bit_field(b, record.small("scales", group % 8), group // 8 * 4, 0x0F)
     high = bit_field(b, record.small("scales", 8 + group % 4), group // 4 * 2 - 4, 0x30)
-    bits = b.sub(b.or_(low, high), constant(i8, 32))
-    return b.fmul(record.halves("d"), whole_number(b, bits, signed=True))
+    return b.sub(b.or_(low, high), constant(i8, 32))
+
+
+def q3_whole_scale(record: Record, block: int, half: int) -> Any:
+    return whole_number(record.builder, q3_bits(record, block, half), signed=True)
+
+
+def q3_scale(record: Record, block: int, half: int) -> Any:
+    return record.builder.fmul(record.halves("d"), q3_whole_scale(record, block, half))
+
+
+Q3_SHIFT = 124
+
+
+def q3_products(record: Record, block: int) -> list[Any]:
+    """scale (code - 4) + 124, from 0 on, as scales are at most 31.
+
+    With a scale below 0 that is |scale| ((7 - code) - 3) + 124. No byte carries into the next one.
+    """
+    b, codes = record.builder, q3_codes(record, block)
+    out = []
+    for half in range(2):
+        scale = b.sext(q3_bits(record, block, half), lanes_of(i32))
+        negative = b.icmp_signed("<", scale, constant(i32, 0))
+        size = b.select(negative, b.neg(scale), scale)
+        turned = b.select(negative, constant(i32, 0x07070707), constant(i32, 0))
+        zero = b.select(negative, constant(i32, 3), constant(i32, 4))
+        shift = b.sub(constant(i32, Q3_SHIFT), b.mul(size, zero))
+        shift = b.mul(shift, constant(i32, 0x01010101))
+        out += [b.add(b.mul(b.xor(x, turned), size), shift) for x in codes[4 * half : 4 * half + 4]]
+    return out
 
 
 def nibbles(record: Record, block: int) -> list[Any]:
@@ -117,8 +170,16 @@ def _panels(name: str, codes: Any, scale: Any, minimum: Any = None, **facts: Any
     return SimpleNamespace(PANELS=PanelFormat(layout, codes, scale, minimum, **facts))
 
 
-q2_k = _panels("q2_k", q2_codes, q2_scale, q2_minimum, halves=True)
-q3_k = _panels("q3_k", q3_codes, q3_scale, zero=4, halves=True)
+Q2_WHOLE = WholeScales(
+    record_factor,
+    q2_whole_scale,
+    q2_products,
+    minimum_factor=lambda record: record.halves("dmin"),
+    minimum=q2_whole_minimum,
+)
+Q3_WHOLE = WholeScales(record_factor, q3_whole_scale, q3_products, Q3_SHIFT)
+q2_k = _panels("q2_k", q2_codes, q2_scale, q2_minimum, halves=True, whole=Q2_WHOLE)
+q3_k = _panels("q3_k", q3_codes, q3_scale, zero=4, halves=True, whole=Q3_WHOLE)
 q4_k = _panels("q4_k", nibbles, six_bit_scale, six_bit_minimum)
 q5_k = _panels("q5_k", q5_codes, six_bit_scale, six_bit_minimum)
 q6_k = _panels("q6_k", q6_codes, q6_scale, zero=32, halves=True)

@@ -43,6 +43,7 @@ from localkv.kernels.cpu.linear.tiles import (
     unpack_record,
     unpacked_bytes,
     unpacked_memory,
+    unpacked_panel_bytes,
     unpacks,
 )
 from localkv.quant_formats.shared.cpu.panel_codes import panel_format
@@ -61,7 +62,7 @@ LEAST_UNPACKED = MAX_TILE if UNPACKS and panel_format(KIND).is_costly else 4 * M
 RECORD_BLOCKS = panel_format(KIND).record_blocks
 UNPACKED_RECORDS = UNPACKED_BLOCKS // RECORD_BLOCKS
 RECORD_STEP = RECORD_BLOCKS * unpacked_bytes(panel_format(KIND))
-PANEL_STEP = UNPACKED_RECORDS * RECORD_STEP
+PANEL_STEP = unpacked_panel_bytes(panel_format(KIND))
 SUMS_STEP = GROUP_TOKENS * SUM_BYTES
 """Bytes from an unpacked record, panel or a panel's sums to the next one's."""
 

@@ -1,8 +1,8 @@
 """Products with packed matrices on the CPU.
 
 `CpuProducts.prepare` lays a matrix out when it is loaded (`shared/cpu/panel_layout.py`), and
-its products read that layout as it is: no weight is ever decoded into memory, but for codes that
-take long to read, a few at a time, in a core's cache (`linear/tiles.py`). Where CPUs multiply
+its products read that layout as it is. No weight is ever decoded into memory; many tokens meet
+codes that are unpacked a few at a time, in a core's cache (`linear/tiles.py`). Where CPUs multiply
 bytes Q8_0 stays in the file (`linear/panels.py`). F32, F16 and BF16 rows are read as in the file
 (`linear/rows.py`). Whatever the format, a token's result does not depend on how many tokens come
 with it.

@@ -16,6 +16,7 @@ up the same numbers in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -41,6 +42,7 @@ from localkv.quant_formats.shared.cpu.panel_codes import (
     BLOCK_VECTORS,
     PanelFormat,
     Record,
+    WholeScales,
     panel_format,
 )
 from localkv.quant_formats.shared.cpu.panel_layout import BLOCK, CACHE_LINE, LANES
@@ -53,6 +55,9 @@ from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 PREFETCH_TOKENS = 8
 """The most tokens of a tile that asks. That many generated ones meet panels that come from memory;
 prompts, whose tiles find them in the second cache, lose nothing by it."""
+
+GROUP = 4
+"""Tokens whose products are in registers at once."""
 
 
 def ask_ahead(b: Builder, fmt: PanelFormat, line: Value) -> None:
@@ -134,6 +139,26 @@ def _integer_block(
     add_minima(b, fmt.minima(record, block), tokens, act, sums)
 
 
+def dots_of_half(
+    b: Builder, fmt: PanelFormat, half: int, codes: list[Any], tokens: int, act: Value
+) -> Iterator[tuple[int, Any]]:
+    """Each token, and the integer sums of what has one scale: half a block, or all of it."""
+    at = PackedBlock(tokens)
+    for group in [range(t, min(tokens, t + GROUP)) for t in range(0, tokens, GROUP)]:
+        totals = {}
+        for t in group:
+            if fmt.surplus:
+                start = at.fact(SECOND_START if half else START, t)
+                totals[t] = splat(b, load_at(b, act, start, i32))
+            else:
+                totals[t] = constant(i32, 0)
+        for j, code in enumerate(codes, half * len(codes)):
+            for t in group:
+                x = splat(b, load_at(b, act, at.codes(j, t), i32))
+                totals[t] = dot_of_codes(b, fmt, totals[t], code, x)
+        yield from totals.items()
+
+
 def add_half(
     b: Builder,
     fmt: PanelFormat,
@@ -146,21 +171,41 @@ def add_half(
 ) -> None:
     """Add what has one scale: half a block, or all of it."""
     at = PackedBlock(tokens)
-    for group in [range(t, min(tokens, t + 4)) for t in range(0, tokens, 4)]:
-        totals = {}
-        for t in group:
-            if fmt.surplus:
-                start = at.fact(SECOND_START if half else START, t)
-                totals[t] = splat(b, load_at(b, act, start, i32))
-            else:
-                totals[t] = constant(i32, 0)
-        for j, code in enumerate(codes, half * len(codes)):
-            for t in group:
-                x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                totals[t] = dot_of_codes(b, fmt, totals[t], code, x)
-        for t in group:
-            d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
-            sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
+    for t, total in dots_of_half(b, fmt, half, codes, tokens, act):
+        d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
+        sums.add_product(t, b.sitofp(total, F32X16), b.fmul(scale, d))
+
+
+def _whole_block(
+    b: Builder,
+    fmt: PanelFormat,
+    whole: WholeScales,
+    record: Record,
+    block: int,
+    tokens: int,
+    act: Value,
+    parts: list[Sums],
+) -> None:
+    """A block of panels x activations in 8 bits, for a record's own sums (`WholeScales`).
+
+    Args:
+        parts: sums of scales, and of minima if there are any.
+    """
+    at, n = PackedBlock(tokens), BLOCK_VECTORS // 2
+    firsts = dict[int, Value]()
+    for half in range(2):
+        part = Record(b, fmt.layout, opaque(b, record.address)) if half else record
+        codes = multiplied_codes(b, fmt, part, block)[half * n : half * n + n]
+        scale = whole.scale(part, block, half)
+        for t, total in dots_of_half(b, fmt, half, codes, tokens, act):
+            value = b.sitofp(total, F32X16)
+            if half == 0:
+                firsts[t] = b.fmul(value, scale)
+                continue
+            both = multiply_add(b, value, scale, firsts[t])
+            parts[0].add_product(t, both, splat(b, load_at(b, act, at.fact(SCALE, t), f32)))
+    for minima in parts[1:]:
+        add_minima(b, whole.minima(record, block), tokens, act, minima)
 
 
 def add_minima(b: Builder, minima: list[Any], tokens: int, act: Value, sums: Sums) -> None:
@@ -250,35 +295,43 @@ def multiply_tile(
         panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
         sums = Sums(b, n)
         sums.clear()
-        part = Sums(b, n)
+        whole = fmt.whole if HAS_BYTE_DOTS else None
+        # a record's own sums: of floats, as shorter sums are rounded less, or of whole numbers
+        parts = [Sums(b, n) for _ in range(1 if whole is None or whole.minimum is None else 2)]
         record_bytes = fmt.layout.record_bytes
         block_bytes = ACTIVATION_BLOCK_BYTES * n
-        multiply = _integer_block if HAS_BYTE_DOTS else _float_block
         with cgutils.for_range(b, n_records) as loop:
             at = b.gep(panel, [b.mul(loop.index, index_of(record_bytes))])
             act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
             act = b.gep(activations, [act_offset])
-            if not HAS_BYTE_DOTS:
-                part.clear()  # shorter sums are rounded less
+            for part in parts:
+                part.clear()
             for block in range(fmt.record_blocks):
                 if n <= PREFETCH_TOKENS:
                     for line in lines_of(fmt, block):
                         ask_ahead(b, fmt, b.gep(at, [index_of(line)]))
                 record = Record(b, fmt.layout, opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
-                multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
-            if not HAS_BYTE_DOTS:
+                if whole is not None:
+                    _whole_block(b, fmt, whole, record, block, n, block_act, parts)
+                elif HAS_BYTE_DOTS:
+                    _integer_block(b, fmt, record, block, n, block_act, sums)
+                else:
+                    _float_block(b, fmt, record, block, n, block_act, parts[0])
+            if whole is not None:
+                factors = whole.factors(Record(b, fmt.layout, opaque(b, at)))
+                for part, factor in zip(parts, factors, strict=True):
+                    for t in range(n):
+                        sums.add_product(t, factor, part[t])
+            elif not HAS_BYTE_DOTS:
                 for t in range(n):
-                    sums.add(t, part[t])
+                    sums.add(t, parts[0][t])
         put_sums(b, sums, n, out, out_stride, n_rows, addend, addend_stride)
         return context.get_dummy_value()
 
     address = types.intp
     return types.void(kind, tokens, *[address] * 8), generate
 
-
-GROUP = 4
-"""Tokens whose products are in registers at once."""
 
 GROUP_TOKENS = 128
 """Tokens that meet an unpacked record, a multiple of all tiles' sizes."""
@@ -302,15 +355,23 @@ def unpacks(name: str) -> bool:
 
 
 def unpacked_bytes(fmt: PanelFormat) -> int:
-    n_scales = 1 + fmt.halves
-    n_minima = 0 if fmt.minimum is None else n_scales
+    """Bytes of an unpacked block."""
+    n_parts = 1 + fmt.halves
+    n_scales = 0 if fmt.whole is not None else n_parts
+    n_minima = 0 if fmt.minimum is None else n_parts
     return SUM_BYTES * (BLOCK_VECTORS + n_scales + n_minima)
+
+
+def unpacked_panel_bytes(fmt: PanelFormat) -> int:
+    """Bytes of a panel's unpacked blocks, and of the factors of `WholeScales` after them."""
+    n_factors = 0 if fmt.whole is None else 2
+    return UNPACKED_BLOCKS * unpacked_bytes(fmt) + SUM_BYTES * n_factors
 
 
 @intrinsic(prefer_literal=True)
 def unpacked_memory(typing: Typing, kind: Kind) -> Intrinsic:
     """The address of unpacked blocks of panels, on the stack of the function."""
-    n_bytes = UNPACKED_PANELS * UNPACKED_BLOCKS * unpacked_bytes(panel_format(kind.literal_value))
+    n_bytes = UNPACKED_PANELS * unpacked_panel_bytes(panel_format(kind.literal_value))
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         return on_stack(b, n_bytes, SUM_BYTES)
@@ -328,6 +389,14 @@ def sums_memory(typing: Typing) -> Intrinsic:
     return types.int64(), generate
 
 
+def _unpacked(b: Builder, fmt: PanelFormat, record: Record, block: int) -> list[Any]:
+    """The vectors of an unpacked block."""
+    if fmt.whole is not None:
+        return fmt.whole.products(record, block) + fmt.whole.minima(record, block)
+    vectors = multiplied_codes(b, fmt, record, block)
+    return vectors + fmt.scales(record, block) + fmt.minima(record, block)
+
+
 @intrinsic(prefer_literal=True)
 def unpack_record(typing: Typing, kind: Kind, record: Kind, ahead: Kind, out: Kind) -> Intrinsic:
     """Unpack a record, and ask for another one.
@@ -343,13 +412,29 @@ def unpack_record(typing: Typing, kind: Kind, record: Kind, ahead: Kind, out: Ki
             for line in lines_of(fmt, block):  # too many at once are passed over
                 emit_prefetch(b, b.gep(ahead, [index_of(line)]))
             record = Record(b, fmt.layout, opaque(b, at))
-            vectors = multiplied_codes(b, fmt, record, block)
-            vectors += fmt.scales(record, block) + fmt.minima(record, block)
-            for i, vector in enumerate(vectors):
+            for i, vector in enumerate(_unpacked(b, fmt, record, block)):
                 store_at(b, vector, out, block * unpacked_bytes(fmt) + SUM_BYTES * i)
+        if fmt.whole is not None:
+            record = Record(b, fmt.layout, opaque(b, at))
+            for i, factor in enumerate(fmt.whole.factors(record)):
+                store_at(b, factor, out, UNPACKED_BLOCKS * unpacked_bytes(fmt) + SUM_BYTES * i)
         return context.get_dummy_value()
 
     return types.void(kind, *[types.intp] * 3), generate
+
+
+def _start_of(b: Builder, fmt: PanelFormat, half: int, act: Value, at: PackedBlock, t: int) -> Any:
+    """What the integer sums of half a block start with, or of all of it."""
+    if not fmt.surplus:
+        return constant(i32, 0)
+
+    def start(name: int) -> Any:
+        return splat(b, load_at(b, act, at.fact(name, t), i32))
+
+    if fmt.whole is None:
+        return start(SECOND_START if half else START)
+    both = b.add(start(START), start(SECOND_START))
+    return b.mul(both, constant(i32, fmt.whole.shift // fmt.surplus))
 
 
 def _add_unpacked(
@@ -362,30 +447,37 @@ def _add_unpacked(
     sums: list[Sums],
 ) -> None:
     """What has one scale: half a block, or all of it, of unpacked blocks of each panel."""
-    at, n_scales = PackedBlock(tokens), 1 + fmt.halves
-    each = BLOCK_VECTORS // n_scales
-    panels = range(len(blocks))
+    at, panels = PackedBlock(tokens), range(len(blocks))
+    each = BLOCK_VECTORS // n_sums_of(fmt)
     for group in [range(t, min(tokens, t + GROUP)) for t in range(0, tokens, GROUP)]:
         totals = dict[tuple[int, int], Value]()
         for t in group:
-            start = constant(i32, 0)
-            if fmt.surplus:
-                where = at.fact(SECOND_START if half else START, t)
-                start = splat(b, load_at(b, act, where, i32))
+            start = _start_of(b, fmt, half, act, at, t)
             totals |= {(i, t): start for i in panels}
         for j in range(half * each, half * each + each):
             codes = [load_at(b, block, SUM_BYTES * j, I32X16) for block in blocks]
             for t in group:
                 x = splat(b, load_at(b, act, at.codes(j, t), i32))
                 for i in panels:
-                    totals[i, t] = dot_of_codes(b, fmt, totals[i, t], codes[i], x)
+                    totals[i, t] = dot_of_unpacked(b, fmt, totals[i, t], codes[i], x)
         where = SUM_BYTES * (BLOCK_VECTORS + half)
-        scales = [load_at(b, block, where, F32X16) for block in blocks]
+        scales = [] if fmt.whole else [load_at(b, block, where, F32X16) for block in blocks]
         for t in group:
             d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
             for i in panels:
                 value = b.sitofp(totals[i, t], F32X16)
-                sums[i].add_product(t, value, b.fmul(scales[i], d))
+                sums[i].add_product(t, value, b.fmul(scales[i], d) if scales else d)
+
+
+def n_sums_of(fmt: PanelFormat) -> int:
+    """Integer sums of an unpacked block."""
+    return 1 if fmt.whole is not None else 1 + fmt.halves
+
+
+def dot_of_unpacked(b: Builder, fmt: PanelFormat, total: Value, codes: Value, x: Value) -> Value:
+    if fmt.whole is not None:
+        return dot_of_bytes(b, total, codes, x)
+    return dot_of_codes(b, fmt, total, codes, x)
 
 
 @intrinsic(prefer_literal=True)
@@ -402,34 +494,64 @@ def multiply_blocks(
     """Add unpacked blocks of panels times a tile of tokens to their sums.
 
     Args:
-        unpacked: address of the first panel's; the next one's are `UNPACKED_BLOCKS` from there.
+        unpacked: address of the first panel's; the next one's are `unpacked_panel_bytes` from
+            there.
         sums: address of the first panel's; the others' are `GROUP_TOKENS` tokens' apart.
     """
     fmt = panel_format(kind.literal_value)
     n, n_p = tokens.literal_value, n_panels.literal_value
-    n_scales = 1 + fmt.halves
+    each_bytes, has_minima = unpacked_bytes(fmt), fmt.minimum is not None
+    first_minimum = BLOCK_VECTORS + (0 if fmt.whole else 1 + fmt.halves)
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         unpacked, activations, memory = (as_address(b, x) for x in args[4:])
-        sums = [Sums(b, n) for _ in range(n_p)]
+        panels = [b.gep(unpacked, [index_of(i * unpacked_panel_bytes(fmt))]) for i in range(n_p)]
+        sums, minima = ([Sums(b, n) for _ in range(n_p)] for _ in range(2))
         places = [(i, t, SUM_BYTES * (GROUP_TOKENS * i + t)) for i in range(n_p) for t in range(n)]
-        for i, t, place in places:
-            b.store(load_at(b, memory, place, F32X16), sums[i].slots[t])
-        size, last = UNPACKED_BLOCKS * unpacked_bytes(fmt), unpacked_bytes(fmt) // SUM_BYTES
-        with cgutils.for_range(b, args[3]) as loop:
-            at = b.gep(unpacked, [b.mul(loop.index, index_of(unpacked_bytes(fmt)))])
-            act = b.gep(activations, [b.mul(loop.index, index_of(ACTIVATION_BLOCK_BYTES * n))])
-            blocks = [b.gep(at, [index_of(i * size)]) for i in range(n_p)]
-            for half in range(n_scales):
+
+        def each_block(add: Callable[[list[Value], Value], None]) -> None:
+            with cgutils.for_range(b, args[3]) as loop:
+                offset = b.mul(loop.index, index_of(each_bytes))
+                act = b.gep(activations, [b.mul(loop.index, index_of(ACTIVATION_BLOCK_BYTES * n))])
+                add([b.gep(panel, [offset]) for panel in panels], act)
+
+        def add_dots(blocks: list[Value], act: Value) -> None:
+            for half in range(n_sums_of(fmt)):
                 _add_unpacked(b, fmt, half, blocks, n, act, sums)
-            for block, each in zip(blocks, sums, strict=True):
-                minima = [
-                    load_at(b, block, SUM_BYTES * i, F32X16)
-                    for i in range(BLOCK_VECTORS + n_scales, last)
-                ]
-                add_minima(b, minima, n, act, each)
+
+        def add_all_minima(blocks: list[Value], act: Value) -> None:
+            for block, to in zip(blocks, minima if fmt.whole else sums, strict=True):
+                where = [SUM_BYTES * (first_minimum + half) for half in range(1 + fmt.halves)]
+                add_minima(b, [load_at(b, block, at, F32X16) for at in where], n, act, to)
+
+        def add_block(blocks: list[Value], act: Value) -> None:
+            add_dots(blocks, act)
+            if has_minima:
+                add_all_minima(blocks, act)
+
+        if fmt.whole is None:
+            for i, t, place in places:
+                b.store(load_at(b, memory, place, F32X16), sums[i].slots[t])
+            each_block(add_block)
+            for i, t, place in places:
+                store_at(b, sums[i][t], memory, place)
+            return context.get_dummy_value()
+        for part in sums:
+            part.clear()
+        each_block(add_dots)
+        of_all = [sums]
+        if has_minima:  # after all products, as registers have room for one of both
+            for part in minima:
+                part.clear()
+            each_block(add_all_minima)
+            of_all.append(minima)
         for i, t, place in places:
-            store_at(b, sums[i][t], memory, place)
+            total = load_at(b, memory, place, F32X16)
+            for k, parts in enumerate(of_all):
+                where = UNPACKED_BLOCKS * each_bytes + SUM_BYTES * k
+                factor = load_at(b, panels[i], where, F32X16)
+                total = multiply_add(b, factor, parts[i][t], total)
+            store_at(b, total, memory, place)
         return context.get_dummy_value()
 
     return types.void(kind, n_panels, tokens, *[types.intp] * 4), generate

@@ -100,6 +100,40 @@ def block_minimum(record: Record, block: int, half: int) -> Any:
 
 
 @dataclass(frozen=True)
+class WholeScales:
+    """Scales and minima that are whole numbers times one factor of a record.
+
+    Sums of a record are multiplied by the factor once. Until then they are sums of integers times
+    scales of activations, and a block's are exact, however its two halves are added up.
+
+    Attributes:
+        factor: record -> <16 x float>.
+        scale: (record, block, half) -> a whole number as <16 x float>.
+        products: (record, block) -> eight vectors as `PanelFormat.codes` has them, of
+            scale (code - zero) + `shift`, which fits a byte.
+        shift: a multiple of `PanelFormat.zero`.
+        minimum_factor, minimum: the same of minima, which are taken off; or None.
+    """
+
+    factor: Callable[[Record], Any]
+    scale: Callable[[Record, int, int], Any]
+    products: Callable[[Record, int], list[Any]]
+    shift: int = 0
+    minimum_factor: Callable[[Record], Any] | None = None
+    minimum: Callable[[Record, int, int], Any] | None = None
+
+    def minima(self, record: Record, block: int) -> list[Any]:
+        return [self.minimum(record, block, half) for half in range(2)] if self.minimum else []
+
+    def factors(self, record: Record) -> list[Any]:
+        """Of scales, and of what minima add, if there are any."""
+        out = [self.factor(record)]
+        if self.minimum_factor is not None:
+            out.append(record.builder.fneg(self.minimum_factor(record)))
+        return out
+
+
+@dataclass(frozen=True)
 class PanelFormat:
     """A format's panels and their meaning.
 
@@ -115,6 +149,7 @@ class PanelFormat:
             columns[4 j] to columns[4 j + 3]. Halves stay together.
         is_costly: reading codes takes as long as multiplying them with some tokens, so that for
             many tokens they are read only once (`linear/tiles.py`).
+        whole: what scales and minima of halves are made of, if that is of use.
     """
 
     layout: PanelLayout
@@ -125,6 +160,7 @@ class PanelFormat:
     halves: bool = False
     columns: tuple[int, ...] | None = None
     is_costly: bool = False
+    whole: WholeScales | None = None
 
     def scales(self, record: Record, block: int) -> list[Any]:
         """The scale of each part of a block that has its own."""
