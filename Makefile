@@ -1,6 +1,8 @@
 # make run        set up .venv, let the model that ships tell a story, and ask it for a fact
 #                 that it read long before
 # make chat       set up .venv and open a chat with it
+# make wheel      build a wheel in dist/ with compiled kernels for all levels of this architecture's
+#                 CPUs; some ten minutes on 2 cores
 # make test       set up .venv and run the tests
 # make test-all   and all cases of long lists, of which `make test` takes some: kernels of all types
 #                 for many GPUs and CPUs
@@ -43,13 +45,15 @@ PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
 SHIFT := -ctk q4_0 -ctv q4_0
 COSTS := --tokens 1024 --types q8_0,q4_0,q4_1c,kv2_1c --bits 4,4.5,5,6 --smooth 0
-FIRST_START := Ready. The first start takes some seconds longer than others: kernels are compiled for \
-	this processor, and kept.
+COMPILED := kernels/cpu/compiled
+KERNELS := localkv/$(COMPILED)/.built
+RUNS := $(READY) $(if $(NVIDIA),,$(KERNELS))
+BUILD_KERNELS := $(BIN)/python -m localkv.kernels.cpu.build_kernels
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast test-all attack real soak test-arm64 test-triton lint house figures clean
+.PHONY: run chat wheel test test-fast test-all attack real soak test-arm64 test-triton lint house figures clean
 
-run: $(READY)
+run: $(RUNS)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
 	@printf '%s' '$(PROMPT)'
 	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q </dev/null
@@ -59,8 +63,12 @@ run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p "{stdin}\n\n $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
 	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p '{stdin}\n\n $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
 
-chat: $(READY)
+chat: $(RUNS)
 	@$(BIN)/localkv chat -m $(MODEL)
+
+wheel: .venv/.dev
+	$(BUILD_KERNELS) --all
+	$(BIN)/python -m hatchling build -t wheel
 
 test: .venv/.dev
 	$(BIN)/python -m pytest $(SHARED)
@@ -128,17 +136,20 @@ figures: .venv/.dev
 
 .venv/.run: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable .
-	@echo "$(FIRST_START)"
 	@touch $@
 
 .venv/.gpu: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[gpu]'
-	@echo "$(FIRST_START)"
 	@touch $@ .venv/.run
+
+$(KERNELS): $(shell find localkv/kernels/cpu localkv/quant_formats localkv/simd -name '*.py') | $(READY)
+	@echo "Compiling the usual kernels for this processor, once: about a minute on 2 cores."
+	@$(BUILD_KERNELS)
+	@mkdir -p $(@D) && touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ .venv/.run
 
 clean:
-	rm -rf .venv .venv-triton .arm64 .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf localkv/$(COMPILED) .venv .venv-triton .arm64 .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,19 +1,22 @@
-"""The first token of the model that ships: localkv and llama.cpp, from the command to the text.
+"""The first token of a model: localkv and llama.cpp, from the command to the text.
 
 A script that calls a model in a loop waits for all of it each time: the interpreter, libraries, the
 file, the prompt. Programs take turns; each runs alone, with its own defaults, as one process that
-ends after `-n` tokens of one prompt. localkv runs with kernels that are compiled, and with an empty
-folder of kernels, as at the very first start on a machine.
+ends after `-n` tokens of one prompt. localkv runs three times: as on most days; in a new home, at
+the very first start, with the kernels that the package carries (`make run` builds them); and where
+it carries none, so that all are compiled.
 
 PEER is an interpreter that has llama-cpp-python, and LLAMA_CLI llama.cpp's own program
 (llama-completion or llama-cli), which are left out if they are not named:
 
-    python benchmarks/start.py --peer PEER --llama-cli LLAMA_CLI
+    python benchmarks/start.py --model MODEL --peer PEER --llama-cli LLAMA_CLI
 
 Columns, in seconds: *start* until the model is opened, *load* until it is ready, *first token* from
-then on, *whole process* from its start to its end as its parent sees it; and the most memory that
-it had, which counts pages of mapped files that it touched. A round that does not count comes first,
-so that files are in memory, and bytecode is written, which an installed package has.
+then on, *longest gap* between two pieces of text after that, *whole process* from its start to its
+end as its parent sees it; and the most memory that it had, which counts pages of mapped files that
+it touched. The gap of localkv is that of another process, whose output is read through a pipe. A
+round that does not count comes first, so that files are in memory, and bytecode is written, which
+an installed package has.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 MODEL = Path(__file__).parents[1] / "models" / "tales-4M-F16.gguf"
 PARTS = ("start", "load", "first token")
+GAP = "longest gap"
 
 
 @dataclass(frozen=True)
@@ -52,18 +59,28 @@ class Program:
         command: what to run.
         read: finds the parts in what it wrote on stdout and stderr.
         cold: it gets an empty folder for kernels each time.
+        variables: of its environment.
+        streams: a command that writes text as it comes, to time the gaps.
     """
 
     command: Sequence[str]
     read: Callable[[str, str], dict[str, float]]
     cold: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    streams: Sequence[str] = ()
+
+    @contextmanager
+    def environment(self) -> Iterator[dict[str, str]]:
+        """The variables of one process."""
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, **self.variables, "STARTED": str(time.monotonic())}
+            if self.cold:
+                env["XDG_CACHE_HOME"] = folder
+            yield env
 
     def run(self) -> Run:
         """Raises SystemExit: it failed."""
-        with tempfile.TemporaryDirectory() as folder:
-            env = {**os.environ, "STARTED": str(time.monotonic())}
-            if self.cold:
-                env["XDG_CACHE_HOME"] = folder
+        with self.environment() as env:
             started = time.perf_counter()
             with (
                 tempfile.TemporaryFile() as out,
@@ -78,7 +95,27 @@ class Program:
                 said, errors = (text_of(file) for file in (out, err))
         if process.returncode != 0:
             raise SystemExit(f"{' '.join(self.command)}: {errors}")
-        return Run(self.read(said, errors), whole, usage.ru_maxrss * 1024)
+        parts = self.read(said, errors)
+        if self.streams:
+            with self.environment() as env:
+                parts[GAP] = longest_gap(self.streams, env)
+        return Run(parts, whole, usage.ru_maxrss * 1024)
+
+
+def longest_gap(command: Sequence[str], env: Mapping[str, str]) -> float:
+    """Seconds between two pieces of what a program writes; 0 if there is one piece."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=env,
+    ) as process:
+        assert process.stdout is not None
+        times = []
+        while os.read(process.stdout.fileno(), 1 << 16):
+            times.append(time.perf_counter())
+    return max((later - before for before, later in pairwise(times)), default=0.0)
 
 
 def text_of(file) -> str:
@@ -111,20 +148,28 @@ def be_peer(model: str, prompt: str, n: int) -> None:
     loaded = time.monotonic()
     pieces = llm.create_completion(prompt, max_tokens=n, stream=True)
     next(iter(pieces))
-    first = time.monotonic()
-    for _ in pieces:
-        pass
-    seconds = (imported - started, loaded - imported, first - loaded)
-    print(json.dumps(dict(zip(PARTS, seconds, strict=True))))
+    times = [time.monotonic()]
+    times += [time.monotonic() for _ in pieces]
+    gap = max((later - before for before, later in pairwise(times)), default=0.0)
+    seconds = (imported - started, loaded - imported, times[0] - loaded, gap)
+    print(json.dumps(dict(zip((*PARTS, GAP), seconds, strict=True))))
 
 
 def programs(options: argparse.Namespace) -> dict[str, Program]:
     model, n = str(options.model), str(options.n)
     ours = [sys.executable, "-m", "localkv", "complete", "-m", model, "-p", options.prompt]
-    ours += ["-n", n, "-c", "0", "-q", "--json"]
+    ours += ["-n", n, "-c", "0", "-q"]
+    kinds: dict[str, dict[str, Any]] = {
+        "localkv": {},
+        "localkv, first start": {"cold": True},
+        "localkv, first start without kernels": {
+            "cold": True,
+            "variables": {"LOCALKV_CPU": "native"},
+        },
+    }
     found = {
-        "localkv": Program(ours, localkv_parts),
-        "localkv, no kernels yet": Program(ours, localkv_parts, cold=True),
+        name: Program([*ours, "--json"], localkv_parts, streams=ours, **kind)
+        for name, kind in kinds.items()
     }
     if options.peer:
         command = [options.peer, __file__, "--model", model, "-p", options.prompt, "-n", n]
@@ -156,10 +201,13 @@ def spread(values: Sequence[float], form: str) -> str:
 
 
 def table(runs: Mapping[str, Sequence[Run]]) -> str:
-    rows = [["", *PARTS, "whole process", "peak, MiB"]]
+    parts_shown = (*PARTS, GAP)
+    rows = [["", *parts_shown, "whole process", "peak, MiB"]]
     rows.append(["---"] * len(rows[0]))
     for name, of_program in runs.items():
-        parts = [[run.parts[part] for run in of_program if part in run.parts] for part in PARTS]
+        parts = [
+            [run.parts[part] for run in of_program if part in run.parts] for part in parts_shown
+        ]
         rows.append([name, *(spread(values, ".2f") for values in parts)])
         rows[-1].append(spread([run.whole for run in of_program], ".2f"))
         rows[-1].append(spread([run.peak / 2**20 for run in of_program], ".0f"))
@@ -175,7 +223,7 @@ def parse() -> argparse.Namespace:
     add("--llama-cli", help="llama.cpp's llama-completion or llama-cli")
     add("--model", type=Path, default=MODEL)
     add("-p", "--prompt", default="Once upon a time")
-    add("-n", type=int, default=1, help="tokens")
+    add("-n", type=int, default=32, help="tokens")
     add("--rounds", type=int, default=7)
     add("--json", type=Path, help="write all figures to this file")
     add("--be-peer", action="store_true", help=argparse.SUPPRESS)

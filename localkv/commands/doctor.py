@@ -9,18 +9,32 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from localkv.commands.options import json_option
-from localkv.commands.output import OwnText, did_you_mean, one_line
+from localkv.commands.loading_options import loading_options, unoffered_values
+from localkv.commands.model import all_warnings, load_llm
+from localkv.commands.model_file import check_model_is_named
+from localkv.commands.options import Panel, json_option, refuse
+from localkv.commands.output import OwnText, did_you_mean, one_line, warn
 from localkv.commands.parsing import Command, config_defaults, config_path
 from localkv.doctor.checks import Check, Finding
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, UsageError
 
 _WORDS = {"ok": "ok", "info": "-", "warning": "warning", "broken": "broken"}
 _COLOURS = {"ok": "green", "info": None, "warning": "yellow", "broken": "red"}
 
 
-def _run(*, as_json: bool) -> int:
+_WARM = Panel("With --warm")
+_USED = ("model", "hf_repo", "hf_file", "offline", "cache_type_k", "cache_type_v", "preset")
+"""Options of models and caches, as other commands have them."""
+
+
+def _run(*, as_json: bool, warm: bool, **values: Any) -> int:
+    if warm:
+        if as_json:
+            raise UsageError("--warm and --json exclude each other")
+        return _warm({**unoffered_values(_USED), **values, **_from_variables()})
+    refuse(_USED, "without --warm no model is loaded", "add --warm")
     from localkv import __version__
     from localkv.doctor.checks import examine, machine_checks
 
@@ -38,6 +52,46 @@ def _run(*, as_json: bool) -> int:
         for line in _lines(findings):
             click.echo(OwnText(line))
     return 0 if is_ok else 1
+
+
+def _model_options() -> list[click.Option]:
+    return [
+        param
+        for param in loading_options()
+        if param.name in _USED and isinstance(param, click.Option)
+    ]
+
+
+def _options_here() -> list[click.Option]:
+    """The same without variables, which may be wrong: the checks say so."""
+    options = _model_options()
+    for option in options:
+        option.envvar = None
+    return options
+
+
+def _from_variables() -> dict[str, Any]:
+    """Values of options that only variables give."""
+    ctx = click.get_current_context()
+    found = dict[str, Any]()
+    for option in _model_options():
+        name = option.name or ""
+        given = ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if not given and (value := option.value_from_envvar(ctx)) is not None:
+            found[name] = option.type_cast_value(ctx, value)
+    return found
+
+
+def _warm(values: dict[str, Any]) -> int:
+    """Load a model, and complete a few words, so that no later start compiles anything."""
+    check_model_is_named(values)
+    llm = load_llm(values)
+    for line in all_warnings(llm):
+        warn(line)
+    llm.complete("Once upon a time", max_tokens=4)
+    name, types = llm.gguf.path.name, f"K {llm.cache.type_k} and V {llm.cache.type_v}"
+    click.echo(OwnText(f"{one_line(name)} starts without compiling, with {types}"))
+    return 0
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
@@ -59,7 +113,7 @@ def _coloured(text: str, colour: str | None) -> str:
     return click.style(text, fg=colour) if colour and not os.environ.get("NO_COLOR") else text
 
 
-_OWN = ("LOCALKV_CONFIG", "LOCALKV_DEBUG")
+_OWN = ("LOCALKV_CONFIG", "LOCALKV_CPU", "LOCALKV_DEBUG")
 """Variables of ours that are no option's."""
 
 _OTHERS = (
@@ -170,9 +224,20 @@ def _check_configuration(commands: Mapping[str, click.Command]) -> Finding:
 
 doctor = Command(
     "doctor",
-    examples=[("All checks, a line each", "localkv doctor")],
+    examples=[
+        ("All checks, a line each", "localkv doctor"),
+        ("Compile a model's kernels", "localkv doctor --warm -m model.gguf -ctk q6_0 -ctv q5_1"),
+    ],
     reads_config=False,
-    params=[json_option()],
+    params=[
+        json_option(),
+        _WARM.flag(
+            "--warm",
+            help="Load a model and compile what it takes with the types of its cache, so that "
+            "later starts compile nothing; in place of the checks.",
+        ),
+        *_options_here(),
+    ],
     callback=_run,
     help="Check that this machine can run models: Python, torch, CPU, memory, GPU and the C "
     "compiler that Triton needs, caches, settings.\n\nExits with 1 if models can't be run or every "

@@ -21,7 +21,7 @@ from localkv.commands.options import say_preset
 from localkv.commands.output import OwnText, one_line, say
 from localkv.errors import byte_size, counted
 from localkv.system.limits import before_model
-from localkv.system.loading_line import LoadingLine
+from localkv.system.loading_line import LoadingLine, OnProgress, compiling_line, shows_lines
 from localkv.system.this_process import uncollected
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
         from localkv.llm import LLM
 
     with LoadingLine(one_line(path.name), write=_to_terminal) as line:
-        llm = LLM(path, **arguments, on_progress=line)
+        told = line if quiet or shows_lines() else _telling_of_kernels(line)
+        llm = LLM(path, **arguments, on_progress=told)
     if "kv_bits" in profile and not quiet:
         say(profile_line(llm))
     for name, flag in (("threads", "-t"), ("threads_batch", "-tb")):
@@ -71,6 +72,20 @@ def profile_line(llm: LLM) -> str:
     assert types is not None
     size = types.in_words(llm.cache.kv_tail)
     return f"KV profile: {size}, KLD {types.verified:.1e} where it was measured"
+
+
+def _telling_of_kernels(on_progress: OnProgress) -> OnProgress:
+    """The same function, which also prints a line when it hears of kernels to compile."""
+    has_told = False
+
+    def told(stage: str, done: int, total: int) -> None:
+        nonlocal has_told
+        if stage == "kernels" and total and not has_told:
+            has_told = True
+            say(compiling_line(total))
+        on_progress(stage, done, total)
+
+    return told
 
 
 def _to_terminal(text: str) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from localkv.commands.completion import cached_values, file_values, model_values
 from localkv.commands.output import say
 from localkv.commands.parsing import FILE, TEXT, Argument, Choice, Option, Whole, distance
 from localkv.config import DEVICES, PRESETS
+from localkv.errors import UsageError
 
 DEFAULT_LOGICAL_BATCH = 2048
 DEFAULT_BATCH = 512
@@ -265,3 +267,20 @@ def say_preset(values: Mapping[str, Any], *, why: bool = False) -> None:
     """Print on stderr the flags of the preset, if there is one, as `preset_line` words them."""
     if line := preset_line(values, why=why):
         say(line)
+
+
+def refuse(names: tuple[str, ...], reason: str, hint: str) -> None:
+    """Refuse options on the command line.
+
+    Args:
+        names: of parameters.
+        reason: why they have no effect.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+        if given and param.name in names:
+            raise UsageError(f"{param.opts[-1]} has no effect: {reason}", hint=hint)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from localkv.cache.recurrent_state import state_bytes
 from localkv.commands.kv_view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
@@ -28,6 +27,7 @@ from localkv.commands.options import (
     json_option,
     model_options,
     raw_option,
+    refuse,
 )
 from localkv.commands.output import ProgressLine, TextOutput, note, one_line, table, warn
 from localkv.commands.parsing import Command, Option, Whole
@@ -508,15 +508,6 @@ def check_alone() -> None:
         UsageError: names the first one.
     """
     refuse((*_OF_RUNS, "plot_file"), "without --kv nothing is run", "add --kv")
-
-
-def refuse(names: tuple[str, ...], reason: str, hint: str) -> None:
-    """Refuse options on the command line."""
-    ctx = click.get_current_context()
-    for param in ctx.command.params:
-        given = ctx.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
-        if given and param.name in names:
-            raise UsageError(f"{param.opts[-1]} has no effect: {reason}", hint=hint)
 
 
 def show_kv(

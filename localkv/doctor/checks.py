@@ -381,6 +381,20 @@ def check_kernel_cache() -> Finding:
     return finding
 
 
+def check_carried_kernels() -> Finding:
+    """Kernels that the package carries for this CPU."""
+    from localkv.kernels.cpu.jit.carried_kernels import archive_path, carried_names
+    from localkv.simd.cpu_features import CPU_LEVEL
+
+    n = len(carried_names())
+    facts = {"level": CPU_LEVEL, "kernels": n, "path": str(archive_path())}
+    if n:
+        return Finding("kernels", "ok", f"{counted(n, 'kernel')} for {CPU_LEVEL}", None, facts)
+    summary = f"none for {CPU_LEVEL} come with this copy: a first start compiles what it needs"
+    hint = "python -m localkv.kernels.cpu.build_kernels compiles the usual ones"
+    return Finding("kernels", "info", summary, hint, facts)
+
+
 def check_triton_cache() -> Finding:
     """Kernels that Triton compiled."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
@@ -501,6 +515,7 @@ def machine_checks() -> list[Check]:
         Check("GPU", partial(check_gpu, engine)),
         Check("Triton", partial(check_triton, engine)),
         Check("C compiler", check_compiler),
+        Check("kernels", check_carried_kernels),
         Check("kernel cache", check_kernel_cache),
         Check("Triton cache", check_triton_cache),
         Check("model cache", check_models),

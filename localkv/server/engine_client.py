@@ -42,6 +42,7 @@ from localkv.engine_process.wire import (
 )
 from localkv.errors import LocalKVError
 from localkv.server.failures import RequestError
+from localkv.system.loading_line import compiling_line
 
 if TYPE_CHECKING:
     from localkv.server.metrics import ObservedTexts
@@ -411,6 +412,7 @@ class Supervisor:
         self.say = say
         self._options, self._command = options, command
         self._progress = LoadProgress("header")
+        self._has_told_of_kernels = False
         self._deaths = deque[float](maxlen=MOST_DEATHS)
         self._is_stopping = False
         self._before = Status()
@@ -430,6 +432,9 @@ class Supervisor:
         return TextClient(self._options, self._note, self._command)
 
     def _note(self, progress: LoadProgress) -> None:
+        if progress.stage == "kernels" and progress.total and not self._has_told_of_kernels:
+            self._has_told_of_kernels = True
+            self.say(compiling_line(progress.total))
         self._progress = progress
 
     @property

@@ -1,7 +1,9 @@
 """The CPU that kernels are compiled for, and what else they assume, found without Numba.
 
-The CPU is what Numba would choose, so NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and NUMBA_ENABLE_AVX may
-change it; on ARM with more features than LLVM looks for. Numba is given this choice
+Kernels are compiled for a level: the features that CPUs of one kind have in common. So one
+machine's kernels run on another, and the package can carry them. LOCALKV_CPU names another level,
+or "native": then the CPU is what Numba would choose, as it is on CPUs below all levels and where
+NUMBA_CPU_NAME, NUMBA_CPU_FEATURES or NUMBA_ENABLE_AVX say something. Numba is given the choice
 (`kernels/cpu/jit/compiler.py`), so that constants here and machine code are always of the same CPU.
 """
 
@@ -13,6 +15,8 @@ import platform
 import sys
 
 from llvmlite import binding as llvm
+
+from localkv.errors import UsageError
 
 _MACHINE = platform.machine().lower()
 IS_X86 = _MACHINE in ("x86_64", "amd64", "i686", "i386")
@@ -77,8 +81,84 @@ def _has_avx(cpu_name: str) -> bool:
     return given != "0" if given.isdigit() else cpu_name not in _WITHOUT_AVX
 
 
-CPU_NAME = _cpu_name()
-CPU_FEATURES = _listed_features(CPU_NAME)
+_AVX2 = "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt"
+_AVX512 = _AVX2 + ",+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl,-prefer-256-bit"
+_AVX512_VNNI = _AVX512 + ",+avx512vnni"
+_AVX512_VBMI = _AVX512_VNNI + (
+    ",+avx512bitalg,+avx512ifma,+avx512vbmi,+avx512vbmi2,+avx512vpopcntdq,+gfni"
+)
+_NEON = "+fp-armv8,+neon"
+_NEON_DOT = _NEON + ",+dotprod,+fullfp16,+lse"
+
+X86_LEVELS = {
+    "avx512-bf16": ("x86-64-v4", _AVX512_VBMI + ",+avx512bf16"),  # Zen 4, Sapphire Rapids
+    "avx512-vbmi": ("x86-64-v4", _AVX512_VBMI),  # Ice Lake, Tiger Lake
+    "avx512-vnni": ("x86-64-v4", _AVX512_VNNI),  # Cascade Lake
+    "avx512": ("x86-64-v4", _AVX512),  # Skylake-X
+    "avx2-vnni": ("x86-64-v3", _AVX2 + ",+avxvnni,+gfni"),  # Alder Lake
+    "avx2": ("x86-64-v3", _AVX2),  # Haswell, Zen
+}
+ARM_LEVELS = {
+    "neon-i8mm": ("generic", _NEON_DOT + ",+i8mm"),  # Neoverse V1
+    "neon-dotprod": ("generic", _NEON_DOT),  # Neoverse N1
+    "neon": ("generic", _NEON),
+}
+LEVELS = X86_LEVELS if IS_X86 else ARM_LEVELS if IS_ARM64 else {}
+"""Levels of this machine's architecture, highest first: LLVM's name and features of the CPU. The
+name only chooses the order of instructions and adds what is older than the features."""
+
+NATIVE = "native"
+CPU_VARIABLE = "LOCALKV_CPU"
+
+
+def _chosen_level() -> str:
+    """The level that is asked for, or the highest that this CPU has; "native" without one."""
+    if any(name in os.environ for name in _OF_NUMBA):
+        return NATIVE
+    if asked := os.environ.get(CPU_VARIABLE):
+        return asked if asked in LEVELS else NATIVE
+    listed = _listed_features(_cpu_name()).split(",")
+    for level, (_, features) in LEVELS.items():
+        if all(name in listed for name in features.split(",") if name.startswith("+")):
+            return level
+    return NATIVE
+
+
+_OF_NUMBA = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
+
+CPU_LEVEL = _chosen_level()
+"""The level that kernels are compiled for, or "native"."""
+
+
+def _compiled_for() -> tuple[str, str]:
+    """LLVM's name of the CPU that kernels are compiled for, and its features."""
+    if CPU_LEVEL in LEVELS:
+        return LEVELS[CPU_LEVEL]
+    name = _cpu_name()
+    return name, _listed_features(name)
+
+
+CPU_NAME, CPU_FEATURES = _compiled_for()
+
+
+def check_cpu() -> None:
+    """Check that this CPU runs what is compiled for the level that LOCALKV_CPU names.
+
+    Raises:
+        UsageError: the variable names no level, or one with instructions that this CPU lacks.
+    """
+    asked = os.environ.get(CPU_VARIABLE)
+    if not asked or asked == NATIVE:
+        return
+    hint = f"leave it unset, or set {NATIVE} or one of {', '.join(LEVELS) or 'none'}"
+    if asked not in LEVELS:
+        raise UsageError(f"{CPU_VARIABLE}={asked} is no level of this machine", hint=hint)
+    listed = _listed_features(_cpu_name()).split(",")
+    lacks = [name for name in LEVELS[asked][1].split(",") if name[0] == "+" and name not in listed]
+    if lacks and asked == CPU_LEVEL:
+        names = ", ".join(name[1:] for name in lacks)
+        raise UsageError(f"{CPU_VARIABLE}={asked}: this CPU has no {names}", hint=hint)
+
 
 FEATURES = frozenset(name[1:] for name in CPU_FEATURES.split(",") if name.startswith("+"))
 """Features that are on, by LLVM's names; those a CPU's name implies count only if listed."""

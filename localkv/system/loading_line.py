@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Event, Thread
 from typing import Self, TypeAlias
 
+from localkv.errors import counted
+
 PATIENCE = 1.0
 """Seconds before anything is shown."""
 
@@ -32,6 +34,11 @@ def write_to_stderr(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def compiling_line(n_kernels: int) -> str:
+    """What is said where no line can be written over."""
+    return f"compiling {counted(n_kernels, 'kernel')}, once for this machine"
 
 
 def reporting(

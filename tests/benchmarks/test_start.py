@@ -14,7 +14,7 @@ from support.paths import ROOT
 PROGRAM = ROOT / "benchmarks" / "start.py"
 sys.path[:0] = [str(PROGRAM.parent)]
 
-from start import PARTS, Run, llama_cli_parts, table  # noqa: E402
+from start import GAP, PARTS, Run, llama_cli_parts, longest_gap, table  # noqa: E402
 
 
 def test_medians_and_ranges() -> None:
@@ -23,10 +23,10 @@ def test_medians_and_ranges() -> None:
         "two": [Run({"load": 0.5}, 1.0, 5 << 20)],
     }
     assert table(runs).splitlines() == [
-        "|  | start | load | first token | whole process | peak, MiB |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| a |" + 3 * " 0.20 (0.10-0.30) |" + " 0.60 (0.30-0.90) | 2 (1-3) |",
-        "| two |  | 0.50 (0.50-0.50) |  | 1.00 (1.00-1.00) | 5 (5-5) |",
+        "|  | start | load | first token | longest gap | whole process | peak, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| a |" + 3 * " 0.20 (0.10-0.30) |" + "  | 0.60 (0.30-0.90) | 2 (1-3) |",
+        "| two |  | 0.50 (0.50-0.50) |  |  | 1.00 (1.00-1.00) | 5 (5-5) |",
     ]
 
 
@@ -46,11 +46,21 @@ def test_the_model_s_first_token(tiny_model: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     runs = json.loads(figures.read_text())
-    assert list(runs) == ["localkv", "localkv, no kernels yet"]
+    warm, first, without = runs
+    assert (warm, first) == ("localkv", "localkv, first start")
+    assert without == "localkv, first start without kernels"
     for [run] in runs.values():
-        assert list(run["parts"]) == list(PARTS)
-        assert 0 < sum(run["parts"].values()) < run["whole"] + 0.05
+        assert list(run["parts"]) == [*PARTS, GAP]
+        assert 0 < sum(run["parts"][part] for part in PARTS) < run["whole"] + 0.05
+        assert run["parts"][GAP] >= 0
         assert run["peak"] > 20 << 20
-    warm, cold = (of_program[0]["whole"] for of_program in runs.values())
-    assert warm < cold
-    assert "| localkv, no kernels yet |" in done.stdout
+    assert runs[warm][0]["whole"] < runs[without][0]["whole"]
+    assert f"| {without} |" in done.stdout
+
+
+def test_the_longest_gap() -> None:
+    program = (
+        "import time; [print(i, flush=True) or time.sleep(s) for i, s in enumerate((0, .3, 0))]"
+    )
+    assert 0.25 < longest_gap([sys.executable, "-c", program], {}) < 3
+    assert longest_gap([sys.executable, "-c", "print(1)"], {}) == 0

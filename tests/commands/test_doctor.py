@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from localkv.doctor import checks
 from localkv.doctor.checks import Check, Finding
+from support.paths import ROOT
 from support.program import Program, loaded_by, on_terminal
 
 
@@ -145,3 +150,48 @@ def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     code, shown = on_terminal("doctor")
     assert code == 0
     assert b"\x1b[32mok" in shown
+
+
+def test_warming_compiles_all_that_a_model_takes(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = ("-ctk", "q6_0", "-ctv", "q5_1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    model = str(ROOT / "models" / "tales-4M-Q8_0.gguf")
+
+    def run(*arguments: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "localkv", *arguments, "-m", model, *types]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    said = "tales-4M-Q8_0.gguf starts without compiling, with K q6_0 and V q5_1\n"
+    out, err = run("doctor", "--warm")
+    assert out == said
+    assert re.fullmatch(r"compiling \d+ kernels, once for this machine\n", err)
+    assert run("doctor", "--warm") == (said, "")
+    assert "compiling" not in run("complete", "-p", "x", "-n", "2")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--warm"], "-m/--model is missing"),
+        (["--warm", "--json"], "--warm and --json exclude each other"),
+        (["-ctk", "q8_0"], "--cache-type-k has no effect: without --warm no model is loaded"),
+        (["--warm", "-m", "missing.gguf"], "missing.gguf"),
+    ],
+)
+def test_what_cannot_be_warmed(program: Program, arguments: list[str], problem: str) -> None:
+    result = program("doctor", *arguments)
+    assert result.code != 0
+    assert problem in result.err
+
+
+def test_warming_reads_variables(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALKV_MODEL", str(ROOT / "models" / "tales-4M-Q8_0.gguf"))
+    monkeypatch.setenv("LOCALKV_CACHE_TYPE_K", "q8_0")
+    result = program("doctor", "--warm")
+    assert result.out.endswith("with K q8_0 and V f16\n")
+    monkeypatch.setenv("LOCALKV_CACHE_TYPE_K", "q9")
+    assert "q9" in program("doctor", "--warm").err

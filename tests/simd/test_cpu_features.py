@@ -38,11 +38,40 @@ def test_numba_chooses_the_same(reloaded: pytest.MonkeyPatch, variables: dict[st
     for name, value in variables.items():
         reloaded.setenv(name, value)
     config.reload_config()
+    if not variables:  # a level was chosen for this process
+        reloaded.setattr(config, "CPU_NAME", None)
+        reloaded.setattr(config, "CPU_FEATURES", None)
     codegen = JITCPUCodegen.__new__(JITCPUCodegen)
     name = cpu_features._cpu_name()
     assert name == codegen._get_host_cpu_name()
     reloaded.setattr(cpu_features, "_arm_features", lambda name: {})
     assert cpu_features._listed_features(name) == codegen._customize_tm_features()
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        ("+avx2,+bmi,+bmi2,+f16c,+fma", "native"),
+        (cpu_features._AVX2, "avx2"),
+        (cpu_features._AVX2 + ",-avx512f,+avxvnni,+gfni", "avx2-vnni"),
+        (cpu_features._AVX512 + ",+gfni", "avx512"),
+        (cpu_features._AVX512_VNNI, "avx512-vnni"),
+        (cpu_features._AVX512_VBMI + ",+avx512bf16,+amx-tile", "avx512-bf16"),
+    ],
+)
+def test_a_cpu_takes_the_highest_level_that_it_has(
+    reloaded: pytest.MonkeyPatch, features: str, level: str
+) -> None:
+    reloaded.delenv("LOCALKV_CPU", raising=False)
+    reloaded.setattr(cpu_features, "LEVELS", cpu_features.X86_LEVELS)
+    listed = ",".join(name for name in features.split(",") if name != "-prefer-256-bit")
+    reloaded.setattr(cpu_features, "_listed_features", lambda name: listed)
+    assert cpu_features._chosen_level() == level
+    reloaded.setenv("LOCALKV_CPU", "native")
+    assert cpu_features._chosen_level() == "native"
+    reloaded.delenv("LOCALKV_CPU")
+    reloaded.setenv("NUMBA_CPU_NAME", "haswell")
+    assert cpu_features._chosen_level() == "native"
 
 
 @pytest.mark.parametrize(

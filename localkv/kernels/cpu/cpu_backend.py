@@ -35,7 +35,7 @@ from localkv.kernels.cpu.attention.kernels import (
 )
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_source
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import OnKernel, compiling_ahead, specialized
 from localkv.kernels.cpu.layers.chains import (
     ACTIVATIONS,
@@ -80,7 +80,7 @@ from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd import LANES
-from localkv.simd.cpu_features import byte_dots, vector_width
+from localkv.simd.cpu_features import byte_dots, check_cpu, vector_width
 from localkv.system.threads import n_threads
 from localkv.system.turns import Turns
 
@@ -198,7 +198,12 @@ class _LateWeights:
 
 
 def cpu_backend() -> Backend:
-    """The backend of machines without a supported GPU."""
+    """The backend of machines without a supported GPU.
+
+    Raises:
+        UsageError: LOCALKV_CPU names another CPU than this one.
+    """
+    check_cpu()
     scratch = Scratch()
     products = CpuProducts(scratch)
     attention, latents = PackedAttention(), LatentAttention()
@@ -351,11 +356,12 @@ def _kernels_ahead(
     cache: CacheConfig,
     on_kernel: OnKernel,
 ) -> Iterator[bool]:
-    """See `Backend.compiling_ahead`; if the kernels of prompts are all compiled, they are linked,
-    and so are the compiled ones of generated tokens, which takes some milliseconds."""
-    first, later = needed_kernels(embedding_type, matrix_types, model, cache)
-    with compiling_ahead(first, later, on_kernel=on_kernel) as all_compiled:
+    """See `Backend.compiling_ahead`; if all kernels are compiled, they are linked, which takes some
+    milliseconds."""
+    prompt, generated = needed_kernels(embedding_type, matrix_types, model, cache)
+    sources = _each_once([*prompt, *generated])
+    with compiling_ahead(sources, on_kernel=on_kernel) as all_compiled:
         if all_compiled:
-            for source in (*first, *filter(is_stored, later)):
+            for source in sources:
                 specialized(source)
         yield all_compiled

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from ctypes import CFUNCTYPE, c_int64
 from dataclasses import replace
 from pathlib import Path
@@ -230,29 +231,31 @@ def test_without_a_helper_that_works_kernels_are_compiled_here(
 
 
 @pytest.mark.usefixtures("folder")
-def test_helpers_go_on_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is needed later keeps nobody in it, and is compiled in order."""
+def test_after_the_block_all_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By helpers, and by this process."""
     monkeypatch.setattr(specialize, "FEWEST", 1)
-    first, *later = (*SOURCES, KernelSource("store/rotate_rows"))
-    with specialize.compiling_ahead([first], later, n_cores=2):
-        specialized(first)
-    helpers = specialize._current
-    assert helpers is not None
-    monkeypatch.setattr(KernelSource, "compile", no_compiler)
-    helpers.threads[0].join(timeout=100)
-    assert all(is_stored(source) for source in later)
-    assert specialize._current is None
-    assert helpers.processes[0].returncode is not None
+    sources = [*SOURCES, KernelSource("store/rotate_rows")]
+    for n_cores in (1, 2):
+        said = list[tuple[int, int]]()
+        on_kernel = lambda done, total: said.append((done, total))  # noqa: E731, B023
+        with specialize.compiling_ahead(sources, n_cores=n_cores, on_kernel=on_kernel):
+            helpers = specialize._current
+            assert helpers is not None
+        assert all(is_stored(source) for source in sources)
+        assert (said[0], said[-1]) == ((0, 3), (3, 3))
+        assert specialize._current is None
+        assert all(process.returncode is not None for process in helpers.processes)
+        for source in sources:
+            (kernel_folder.cache_folder() / source.name).unlink()
 
 
 @pytest.mark.usefixtures("folder")
-def test_helpers_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_end_with_a_block_that_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize, "FEWEST", 1)
-    with specialize.compiling_ahead(SOURCES[:1], [KernelSource("attention/decode")], n_cores=2):
-        specialized(SOURCES[0])
-    helpers = specialize._current
-    assert helpers is not None
-    helpers.close()
+    with suppress(KeyboardInterrupt), specialize.compiling_ahead(SOURCES, n_cores=2):
+        helpers = specialize._current
+        assert helpers is not None
+        raise KeyboardInterrupt
     assert specialize._current is None
     assert helpers.processes[0].returncode is not None
 

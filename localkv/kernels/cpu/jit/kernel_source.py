@@ -1,8 +1,9 @@
 """Where the sources of kernels come from, and where their machine code is kept.
 
 A specialised kernel is an ordinary module, run with other parameters (`jit/parameters.py`). Its
-machine code is a file in the user's cache folder, named by a hash of the source, its parameters,
-the modules that it imports, directly or not, the compiler and the CPU. So machine code follows any
+machine code is carried by the package (`jit/carried_kernels.py`), or it is a file in the user's
+cache folder. It is named by a hash of the source, its parameters, the modules that it imports,
+directly or not, and the CPU; in the user's folder also by the compiler. So machine code follows any
 change of what it was made of, without a list to keep.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from localkv.kernels.cpu.jit.carried_kernels import carried, carried_names
 from localkv.kernels.cpu.jit.kernel_folder import (
     mark_used,
     read_kernel,
@@ -28,6 +30,7 @@ from localkv.kernels.cpu.jit.kernel_folder import (
 )
 from localkv.kernels.cpu.jit.machine_code import Functions, callbacks, pack, toolchain, unpack
 from localkv.kernels.cpu.jit.parameters import Value
+from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +130,8 @@ def built_on(*names: str) -> dict[str, bytes]:
 
 @functools.cache
 def _foundation(template: str) -> bytes:
-    """A hash of a template, of all that it imports, and of what compiles it."""
-    digest = hashlib.sha256(toolchain().encode())
+    """A hash of a template, of all that it imports, and of the code that compiles it."""
+    digest = hashlib.sha256()
     name = f"localkv.kernels.cpu.{template.replace('/', '.')}"
     digest.update(b"".join(sorted(built_on(name, COMPILER).values())))
     return digest.digest()
@@ -160,12 +163,18 @@ class KernelSource:
         return text
 
     @functools.cached_property
-    def name(self) -> str:
-        """Unique for what the source says and is built on, and for the CPU."""
+    def carried_name(self) -> str:
+        """Unique for what the source says and is built on, and for the CPU's level."""
         parameters = json.dumps(dict(self.parameters), sort_keys=True)
-        content = _foundation(self.template) + parameters.encode() + b"\0" + self.text.encode()
-        key = hashlib.sha256(content).hexdigest()[:16]
-        return f"localkv_{self.template.replace('/', '_')}_{key}"
+        content = (parameters, CPU_NAME, CPU_FEATURES, self.text)
+        digest = hashlib.sha256(_foundation(self.template) + "\0".join(content).encode())
+        return f"localkv_{self.template.replace('/', '_')}_{digest.hexdigest()[:16]}"
+
+    @functools.cached_property
+    def name(self) -> str:
+        """`carried_name` for the compiler at hand, too."""
+        digest = hashlib.sha256(f"{self.carried_name} {toolchain()}".encode())
+        return f"localkv_{self.template.replace('/', '_')}_{digest.hexdigest()[:16]}"
 
     @property
     def callbacks(self) -> list[str]:
@@ -179,13 +188,20 @@ class KernelSource:
 
 
 def is_stored(source: KernelSource) -> bool:
-    """Whether an earlier process has compiled it."""
+    """Whether the package carries it, or an earlier process has compiled it."""
+    if source.carried_name in carried_names():
+        return True
     folder = usable_folder()
     return folder is not None and (folder / source.name).exists()
 
 
 def stored(source: KernelSource) -> Functions | None:
-    """What an earlier process has compiled, if it is there and whole."""
+    """What the package carries or an earlier process has compiled, if it is there and whole."""
+    data = carried(source.carried_name)
+    if data is not None:
+        if (functions := _whole(source, source.carried_name, data)) is not None:
+            return functions
+        logger.warning("a kernel that the package carries is damaged: %s", source.carried_name)
     folder = usable_folder()
     if folder is None:
         return None
@@ -196,11 +212,18 @@ def stored(source: KernelSource) -> Functions | None:
     except OSError as error:
         logger.warning("cannot read a compiled kernel: %s", error)
         return None
-    functions = unpack(source.name, data)
-    if functions is None or sorted(functions) != sorted(source.callbacks):
+    if (functions := _whole(source, source.name, data)) is None:
         logger.warning("a compiled kernel is damaged and compiled anew: %s", folder / source.name)
         return None
     mark_used(folder / source.name)
+    return functions
+
+
+def _whole(source: KernelSource, name: str, data: bytes) -> Functions | None:
+    """The packed functions of a kernel; None if they are damaged or not all there."""
+    functions = unpack(name, data)
+    if functions is None or sorted(functions) != sorted(source.callbacks):
+        return None
     return functions
 
 

@@ -6,13 +6,12 @@ sources from the end of the list; this process goes on with its work and compile
 what it comes to need (`specialized`). A helper sends machine code through a pipe. If it fails, this
 process compiles by itself. Whoever waits is told how many of the kernels there are.
 
-What generated tokens need is compiled after what a prompt needs, when the block may have ended: the
-first token does not wait for it.
+What generated tokens need is among it, though the first token could do without: a text that stands
+still for two seconds after its first word looks broken.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import logging
@@ -48,27 +47,20 @@ class _Helpers:
     """Processes that compile, a thread for each that talks with it, and what is left to do.
 
     Args:
-        sources: what is needed first; helpers take it from the end.
-        later: what they take then, from the start.
+        sources: what is to be compiled; helpers take it from the end.
     """
 
     def __init__(
-        self,
-        sources: Sequence[KernelSource],
-        later: Sequence[KernelSource],
-        n_helpers: int,
-        on_kernel: OnKernel,
+        self, sources: Sequence[KernelSource], n_helpers: int, on_kernel: OnKernel
     ) -> None:
         self.lock = threading.Lock()
         self.missing = frozenset(sources)
         self.made = set[KernelSource]()
         self.n_told = -1
         self.on_kernel = on_kernel
-        self.pending = [*reversed(later), *sources]
+        self.pending = [*sources]
         self.taken = dict[KernelSource, Future[Functions | None]]()
         self.processes = _started(n_helpers)
-        self.n_working = len(self.processes)
-        self.is_needed = True
         self.threads = [
             threading.Thread(target=self._serve, args=(process,), daemon=True)
             for process in self.processes
@@ -76,12 +68,10 @@ class _Helpers:
         for thread in self.threads:
             thread.start()
 
-    def _take_last(
-        self, *, of_first: bool = False
-    ) -> tuple[KernelSource, Future[Functions | None]] | None:
-        """The next source, or the next of those that are needed first; None if there is none."""
+    def _take_last(self) -> tuple[KernelSource, Future[Functions | None]] | None:
+        """The next source; None if there is none."""
         with self.lock:
-            if not self.pending or (of_first and self.pending[-1] not in self.missing):
+            if not self.pending:
                 return None
             source = self.pending.pop()
             future = self.taken[source] = Future[Functions | None]()
@@ -105,9 +95,6 @@ class _Helpers:
         process.kill()
         with process:  # closes its pipes and waits
             pass
-        with self.lock:
-            self.n_working -= 1
-        self.forget_if_done()
 
     def result(self, source: KernelSource) -> Functions | None:
         """What a helper has made of a source; None if the caller has to compile it."""
@@ -117,7 +104,7 @@ class _Helpers:
             future = self.taken.get(source)
         if future is None:
             return None
-        while not future.done() and (other := self._take_last(of_first=True)) is not None:
+        while not future.done() and (other := self._take_last()) is not None:
             _compile_here(*other)
             self.count(other[0])
             self.tell()
@@ -135,34 +122,30 @@ class _Helpers:
             self.n_told = n_made
             self.on_kernel(n_made, len(self.missing))
 
-    def go_on(self) -> None:
-        """Let helpers compile what is left, without a word, until the process ends."""
-        self.on_kernel = lambda done, total: None
-        self.is_needed = False
-        atexit.register(self.close)
-        self.forget_if_done()
-
-    def forget_if_done(self) -> None:
-        """Make room for other helpers once nobody works."""
-        global _current
-        if not _changes.acquire(timeout=_LONGEST_CHANGE):
-            return
-        try:
-            if _current is self and self.n_working == 0 and not self.is_needed:
-                _current = None
-                atexit.unregister(self.close)
-        finally:
-            _changes.release()
+    def finish(self) -> None:
+        """Have all compiled, also what nobody has come to need."""
+        while (taken := self._take_last()) is not None:
+            _compile_here(*taken)
+            self.count(taken[0])
+            self.tell()
+        for source, future in list(self.taken.items()):
+            if future.result() is None:
+                _compile_here(source, Future())
+                self.count(source)
+            self.tell()
 
     def close(self) -> None:
+        """End the helpers, whatever they are at, and make room for others."""
+        global _current
         with self.lock:
             self.pending.clear()
         for process in self.processes:
             process.kill()
         for thread in self.threads:
             thread.join()
-        self.is_needed = False
-        self.forget_if_done()
+        if _changes.acquire(timeout=_LONGEST_CHANGE):
+            _current = None
+            _changes.release()
 
 
 def _compile_here(source: KernelSource, future: Future[Functions | None]) -> None:
@@ -229,57 +212,45 @@ def tell() -> None:
 @contextmanager
 def compiling_ahead(
     sources: Sequence[KernelSource],
-    later: Sequence[KernelSource] = (),
     *,
     n_cores: int | None = None,
     on_kernel: OnKernel = lambda done, total: None,
 ) -> Iterator[bool]:
-    """Have other cores compile the `sources` that no process has compiled before.
-
-    After the block they go on with what is left. The block is told whether nothing has to be
-    compiled for it.
+    """Have other cores compile the `sources` that no process has compiled before, while the block
+    runs; after it all of them are compiled. The block is told whether they were before.
 
     Args:
-        sources: what the block will need, in this order.
-        later: what will be needed after it.
+        sources: what the block will need, in this order, and what will be needed after it.
         n_cores: all that may be used, this process's included; None counts them.
-        on_kernel: called as the block comes to need `sources`, and not if none is missing.
+        on_kernel: called as kernels are compiled, and not if none is missing.
     """
-    missing = _missing(sources)
-    helpers = _new_helpers(missing, _missing(later), n_cores, on_kernel)
+    missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
+    helpers = _new_helpers(missing, n_cores, on_kernel)
     if helpers is None:
         yield not missing
         return
     try:
         helpers.tell()
         yield False
-    except BaseException:
+        helpers.finish()
+    finally:
         helpers.close()
-        raise
-    helpers.go_on()
-
-
-def _missing(sources: Sequence[KernelSource]) -> list[KernelSource]:
-    return [source for source in dict.fromkeys(sources) if not is_stored(source)]
 
 
 def _new_helpers(
-    sources: Sequence[KernelSource],
-    later: Sequence[KernelSource],
-    n_cores: int | None,
-    on_kernel: OnKernel,
+    sources: Sequence[KernelSource], n_cores: int | None, on_kernel: OnKernel
 ) -> _Helpers | None:
     """None if nothing is to be done, or others are at it."""
     global _current
     n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
-    if len(sources) + len(later) < FEWEST or not sys.executable:
+    if len(sources) < FEWEST or not sys.executable:
         n_helpers = 0
     if not _changes.acquire(timeout=_LONGEST_CHANGE):
         return None
     try:
         if _current is not None or not sources:
             return None
-        _current = _Helpers(sources, later, n_helpers, on_kernel)
+        _current = _Helpers(sources, n_helpers, on_kernel)
         return _current
     finally:
         _changes.release()
