@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # an assertion that fails in a helper shows its values, too
 pytest.register_assert_rewrite("support")
 
+# which gguf-py does not know yet, or does not decode
+from support import newer_ggml  # noqa: E402, F401
+
 # in an emulator (`make test-arm64`)
 if "LOCALKV_COMPILER" in os.environ:
     from support import cross_compiled  # noqa: F401

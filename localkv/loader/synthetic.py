@@ -36,7 +36,7 @@ def random_blocks(
 ) -> NDArray[np.uint8]:
     """Bits as a file may have them; scales can be anything: uint8 [*shape, bytes of a block]."""
     blocks = generator.integers(256, size=(*shape, fmt.block_bytes), dtype=np.uint8)
-    if fmt.name == "tq2_0":  # of the four values of two bits, a file has three
+    if fmt.name in ("tq2_0", "q2_0"):  # of the four values of two bits, llama-quantize takes three
         pairs = blocks & (blocks << 1) & 0xAA
         blocks -= pairs
     return blocks

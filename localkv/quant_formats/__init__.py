@@ -169,6 +169,8 @@ _ALL = (
     _super_block("i_quants", "iq2_xxs", 16, "iq4_nl", d=2, qs=64),
     _super_block("i_quants", "iq1_m", 29, "iq4_nl", qs=32, qh=16, scales=8),
     _super_block("i_quants", "iq1_s", 19, "iq4_nl", d=2, qs=32, qh=16),
+    _format("q2_0", 42, 64, {"d": 2, "qs": 16}, narrow="q4_0", folder="ternary"),
+    _format("q1_0", 41, 128, {"d": 2, "qs": 16}, folder="ternary"),
     _super_block("ternary", "tq2_0", 35, "q4_0", qs=64, d=2),
     _super_block("ternary", "tq1_0", 34, "q4_0", qs=48, qh=4, d=2),
     _format("mxfp4", 39, 32, {"e": 1, "qs": 16}, folder="fp4"),

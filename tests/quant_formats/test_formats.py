@@ -126,6 +126,25 @@ def test_decode_planes_with_odd_strides_and_offsets(fmt: QuantFormat) -> None:
         assert_same_bits(decode(fmt, single), expected[n, : fmt.block_size])
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "q1_0",
+            "+-+--++++---+++++--+-+-++-----+--++----------+-++-+-+--+-+-+-++--++--+--++++-+-+",
+        ),
+        ("q2_0", "00120-2201110--010----1100011110101-2211-22102-2221100121-100122"),
+    ],
+)
+def test_few_bits_are_what_ggml_s_c_makes_of_them(name: str, values: str) -> None:
+    """The first values of a block that `dequantize_row_*` of llama.cpp b11434 decoded, in terms of
+    their scale."""
+    block = np.frombuffer(bytes.fromhex("8b3ce5f1a94106a0956a26afbccdafe562f9"), np.uint8)
+    decoded = decode(FORMATS[name], block) / np.float32(1.1357421875)
+    words = {"-": -1.0, "+": 1.0, "0": 0.0, "1": 1.0, "2": 2.0}
+    assert decoded[: len(values)].tolist() == [words[value] for value in values]
+
+
 @by_format
 def test_decode_leaves_its_input_alone(fmt: QuantFormat) -> None:
     rows = random_rows(fmt, 3, 4)

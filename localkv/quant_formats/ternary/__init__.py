@@ -1,4 +1,8 @@
-"""Ternary weights, 256 with one scale: `x = d (q - 1)` (ggml's `block_tq1_0` and `block_tq2_0`).
+"""Weights of one or two bits with one scale, most of them ternary: `x = d (q - 1)`.
+
+They are ggml's `block_q1_0`, `block_q2_0`, `block_tq1_0` and `block_tq2_0`. q1_0 has the two
+values -d and d, 128 with one scale; q2_0 has -d, 0, d and 2 d, 64 with one scale. Both have a
+byte's values one after the other, from the lowest bit on. The others have 256 with one scale.
 
 tq2_0 has two bits a value, tq1_0 five values a byte: a fraction of 256, whose digits in base 3 are
 the values. Times 3, the digit is what is above 8 bits, and the rest holds the next ones. The last
@@ -28,6 +32,18 @@ def digits(packed: Bytes, n_digits: int) -> Bytes:
     return found.astype(np.uint8).reshape(*packed.shape[:-1], n_digits * packed.shape[-1])
 
 
+def decode_q1_0(planes: Sequence[Bytes]) -> Floats:
+    """d (fp16), qs (16 bytes) -> float32 [..., n_blocks * 128]."""
+    d, qs = planes
+    return scaled(less(2 * bit_fields(qs, n_bits=1, run=1), 1), half(d))
+
+
+def decode_q2_0(planes: Sequence[Bytes]) -> Floats:
+    """d (fp16), qs (16 bytes) -> float32 [..., n_blocks * 64]."""
+    d, qs = planes
+    return scaled(less(bit_fields(qs, n_bits=2, run=1), 1), half(d))
+
+
 def decode_tq1_0(planes: Sequence[Bytes]) -> Floats:
     """qs (48 bytes), qh (4), d (fp16) -> float32 [..., n_blocks * 256]."""
     qs, qh, d = planes
@@ -42,5 +58,7 @@ def decode_tq2_0(planes: Sequence[Bytes]) -> Floats:
     return scaled(less(bit_fields(qs, n_bits=2, run=32), 1), half(d))
 
 
+q1_0 = SimpleNamespace(LAYOUT=planes("q1_0", QS, D), decode=decode_q1_0)
+q2_0 = SimpleNamespace(LAYOUT=planes("q2_0", QS, D), decode=decode_q2_0)
 tq1_0 = SimpleNamespace(LAYOUT=planes("tq1_0", QS, PanelPlane("qh", 4), D), decode=decode_tq1_0)
 tq2_0 = SimpleNamespace(LAYOUT=planes("tq2_0", QS, D), decode=decode_tq2_0)

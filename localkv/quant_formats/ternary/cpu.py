@@ -1,4 +1,4 @@
-"""Ternary weights in panels on a CPU."""
+"""Weights of one or two bits in panels on a CPU."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from localkv.quant_formats.shared.cpu.panel_codes import (
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
 from localkv.simd.shuffle import index_masks, look_up
 from localkv.simd.vector import i16, i32, lanes_of
+
+Q1_COLUMNS = tuple(8 * byte + bit for bit in range(8) for byte in range(4))
+Q2_COLUMNS = tuple(
+    16 * word + 4 * byte + i for word in range(2) for i in range(4) for byte in range(4)
+)
+"""Columns of a block in the order of its codes: the lowest bits of a word's bytes come first."""
 
 PAIRS = lanes_of(i16, 32)
 DIGITS = [[3 * (3**n * byte % 256) >> 8 for n in range(5)] for byte in range(256)]
@@ -62,6 +68,17 @@ def computed_digit(b: Any, words: Any, n: int) -> Any:
     return b.bitcast(b.or_(low, b.shl(high, _all(8))), lanes_of(i32))
 
 
+def q1_codes(record: Record, block: int) -> list[Any]:
+    """Twice the bits, so that all codes less 1 are values."""
+    words = record.words("qs", block)
+    return [masked(record.builder, words, bit - 1, 2) for bit in range(8)]
+
+
+def q2_codes(record: Record, block: int) -> list[Any]:
+    words = [record.words("qs", 2 * block + i) for i in range(2)]
+    return [masked(record.builder, x, 2 * i, 3) for x in words for i in range(4)]
+
+
 def tq1_codes(record: Record, block: int) -> list[Any]:
     """Words and digits lie in runs of 32 bytes, of 16, and of 4 (see `RUNS`)."""
     if block < 5:
@@ -78,5 +95,11 @@ def tq2_codes(record: Record, block: int) -> list[Any]:
     return [masked(record.builder, x, shift, 3) for x in two_bit_words(record, block)]
 
 
+q1_0 = SimpleNamespace(
+    PANELS=PanelFormat(ternary.q1_0.LAYOUT, q1_codes, record_scale, zero=1, columns=Q1_COLUMNS)
+)
+q2_0 = SimpleNamespace(
+    PANELS=PanelFormat(ternary.q2_0.LAYOUT, q2_codes, record_scale, zero=1, columns=Q2_COLUMNS)
+)
 tq1_0 = SimpleNamespace(PANELS=PanelFormat(ternary.tq1_0.LAYOUT, tq1_codes, record_scale, zero=1))
 tq2_0 = SimpleNamespace(PANELS=PanelFormat(ternary.tq2_0.LAYOUT, tq2_codes, record_scale, zero=1))

@@ -1,4 +1,4 @@
-"""Ternary weights on a GPU."""
+"""Weights of one or two bits on a GPU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,56 @@ from localkv.quant_formats.shared.gpu.weight_layout import (
     words,
 )
 from localkv.triton_primitives.unpack import plus_1024, unpack_bit_field, unpack_five_digits
+
+
+def planes_q1_0(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Bit p of byte i of a run belongs to value 16 p + i of a unit of 128."""
+    d, qs = fields
+    return in_runs(qs, 1, run=1), halves(d)
+
+
+@triton.jit
+def read_q1_0(
+    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
+):
+    qs, d = planes
+    n, at, ok = units_from(first, n_values, 128, VALUES)
+    q = load_runs(qs, row, n, at, ok, EVEN)
+    scale, none = load_items(d, row, n, at, ok, EVEN).to(tl.float32), q & 0
+    parts = ()
+    for part in tl.static_range(8):  # twice a bit, less 1
+        parts = parts + ((unpack_bit_field(none, q, 0, 1, part, 1, 1, PTX), scale),)
+    return parts
+
+
+q1_0 = SimpleNamespace(
+    LAYOUT=WeightLayout(128, read_q1_0, planes_q1_0, bound=lambda p: largest(p[1]))
+)
+
+
+def planes_q2_0(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Bits 2 p and 2 p + 1 of byte i of a run belong to value 16 p + i of a unit of 64."""
+    d, qs = fields
+    return in_runs(qs, 2, run=1), halves(d)
+
+
+@triton.jit
+def read_q2_0(
+    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
+):
+    qs, d = planes
+    n, at, ok = units_from(first, n_values, 64, VALUES)
+    q = load_runs(qs, row, n, at, ok, EVEN)
+    scale = load_items(d, row, n, at, ok, EVEN).to(tl.float32)
+    parts = ()
+    for part in tl.static_range(4):
+        parts = parts + ((unpack_bit_field(q, q, 2 * part, 2, 0, 0, 1, PTX), scale),)
+    return parts
+
+
+q2_0 = SimpleNamespace(
+    LAYOUT=WeightLayout(64, read_q2_0, planes_q2_0, bound=lambda p: 2 * largest(p[1]))
+)
 
 
 def planes_tq1_0(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
