@@ -1,4 +1,4 @@
-"""localkv and llama.cpp on the same CPU, with the same random model, in turn.
+"""localkv, llama.cpp and ik_llama.cpp on the same CPU, with the same model, in turn.
 
 Each program runs alone and with its own defaults: while one is timed, all others are stopped
 (SIGSTOP), and no environment is set for any of them. For localkv these are the defaults of
@@ -6,11 +6,15 @@ Each program runs alone and with its own defaults: while one is timed, all other
 which the library's Python package does not have: a thread for each physical core, n_batch 2048,
 n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
-PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. All tables
-of docs/benchmarks.md (`speed_tables.py` lists what each takes), in half an hour on two cores, or
-some of them by name; then the page is made anew from the file of all figures:
+PYTHON is an interpreter that has llama-cpp-python; without `--peer` it does not run. BENCH is
+llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which lays weights
+out anew as it loads them; tables have the better figure. All tables of docs/benchmarks.md
+(`speed_tables.py` lists what each takes), in half an hour on two cores with the first peer, or some
+of them by name; then the page is made anew from the file of all figures. The table "published" is
+of the models of `--files`:
 
-    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --tables --json docs/cpu-speed.json
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --second-peer BENCH --files MODEL.gguf ... \
+        --tables --json docs/cpu-speed.json
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --tables types --json docs/cpu-speed.json
     python docs/make_speed_tables.py
 
@@ -21,6 +25,7 @@ Other models are asked for by options:
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --pairs f16 q4_0 --depths 0 4096 32768
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --shapes gemma3-1b gpt-oss-20b@4
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --parallel 1 2 4 8 16 --depths 1024
+    python benchmarks/cpu_vs_llama_cpp.py --second-peer BENCH --files MODEL.gguf --pairs f16
 
 Without `--shapes` the model is a Llama of 1.1 billion weights; "NAME@4" are the first four layers
 of a shape that `localkv bench --synthetic` knows, "NAME@4x8" those with eight experts.
@@ -34,6 +39,11 @@ starts with an empty cache. A token that is
 not timed comes first, since a process that was stopped finds nothing of its own in the caches.
 With `--tests load` the programs load the model and decode
 a token in turn, after once that does not count: libraries and the file are in memory then.
+
+llama-bench is a process of its own for each test of a round, which loads the model first, untimed.
+It keeps no cache from one to the next, so at a depth it evaluates a prompt of that length (whatever
+`--repeat` says) and decodes as many tokens as the others do in all rounds, once, up to
+`--second-depth`. It measures no prompts at a depth and no sequences at the same time.
 
 With `--parallel` so many sequences are decoded at the same time, each after a prompt of its own:
 the scheduler's steps beside llama.cpp's batches, tokens per second of all together.
@@ -49,6 +59,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -56,8 +67,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from alone import Worker, end_on_signals
-from speed_programs import PROMPT, work
-from speed_report import OURS, PEER, Figure, Report, several
+from speed_programs import BENCHES, PROMPT, work, work_by_bench
+from speed_report import OURS, PEER, REPACKS, SECOND_PEER, Figure, Report, several
 
 SETTLE_SECONDS = 4
 """From imports to loading, where that is timed. A virtual machine gives memory that a program has
@@ -83,7 +94,9 @@ class Program(Worker):
     ) -> None:
         worker = ["--worker", name, str(path), pair, str(n_ctx), str(options.n_vocab)]
         worker += ["--threads", str(options.threads)]
+        worker += ["--second-peer", options.second_peer] if name in BENCHES else []
         super().__init__([interpreter, __file__, *worker])
+        self.is_bench = name in BENCHES
         self.name, self.pair, self.version = name, pair, self.ready
         try:
             time.sleep(wait)
@@ -102,6 +115,7 @@ class Model:
 
     Attributes:
         interpreters: by program.
+        sessions: the interpreters of programs that keep a model, and not llama-bench.
         report: where figures go.
     """
 
@@ -115,6 +129,7 @@ class Model:
     ) -> None:
         self.path, self.place, self.options = path, place, options
         self.interpreters, self.report = interpreters, report
+        self.sessions = {name: it for name, it in interpreters.items() if name not in BENCHES}
 
     def add(
         self,
@@ -146,7 +161,8 @@ class Model:
                 say(str(error))
                 continue
             stack.callback(program.close)
-            self.report.programs[name] = str(program)
+            if name != REPACKS:
+                self.report.programs[name] = str(program)
             yield program
 
     def measure_speeds(self) -> None:
@@ -154,7 +170,9 @@ class Model:
             programs = list(self.programs(stack))
             for depth in sorted(self.options.depths):
                 if depth > self.options.peer_depth:
-                    programs = [program for program in programs if program.name == OURS]
+                    programs = [program for program in programs if program.name != PEER]
+                if depth > self.options.second_depth:
+                    programs = [program for program in programs if not program.is_bench]
                 self.measure(programs, depth)
 
     def measure(self, programs: list[Program], depth: int) -> None:
@@ -177,13 +195,18 @@ class Model:
                 for program, values in zip(programs, speeds, strict=True):
                     command = "anew" if test == "pp" and depth == 0 else test
                     n = count if turn >= 0 else max(1, count // 8)
-                    speed = 1 / program.ask(f"{command} {n}")
-                    if turn >= 0:  # the first is for warming up
-                        values.append(speed)
+                    if program.is_bench and depth > 0:
+                        if turn != 0:
+                            continue
+                        n *= rounds
+                    seconds = program.ask(f"{command} {n}")
+                    if turn >= 0 and seconds is not None:  # the first is for warming up
+                        values.append(1 / seconds)
             for program, values in zip(programs, speeds, strict=True):
                 is_read = test == "tg" and program.name == OURS
                 figures = (program.ask(f"bytes {depth}"), reads) if is_read else ()
-                self.add(test, depth, program.pair, program.name, values, *figures)
+                if values:
+                    self.add(test, depth, program.pair, program.name, values, *figures)
 
     def measure_parallel(self) -> None:
         """Tokens per second of several sequences together, in turn."""
@@ -192,7 +215,7 @@ class Model:
         for pair in options.pairs:
             with contextlib.ExitStack() as stack:
                 programs = []
-                for name, interpreter in self.interpreters.items():
+                for name, interpreter in self.sessions.items():
                     say(f"load {name} {pair}")
                     program = Program(interpreter, name, pair, self.path, PROMPT, options)
                     stack.callback(program.close)
@@ -217,10 +240,10 @@ class Model:
         A program that only maps the file reads it with the first token, so that counts, too.
         """
         options, pair = self.options, self.options.pairs[0]
-        seconds = {test: {name: list[float]() for name in self.interpreters} for test in LOAD_TESTS}
+        seconds = {test: {name: list[float]() for name in self.sessions} for test in LOAD_TESTS}
         for turn in range(-1, options.rounds):
             say(f"load, round {turn + 1} of {options.rounds}")
-            for name, interpreter in self.interpreters.items():
+            for name, interpreter in self.sessions.items():
                 start = (interpreter, name, pair, self.path, 1024, options)
                 with contextlib.closing(Program(*start, wait=SETTLE_SECONDS)) as program:
                     first_token = program.ask("first")
@@ -244,6 +267,8 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--peer", help="interpreter with llama-cpp-python")
+    add("--second-peer", metavar="BENCH", help="llama-bench of ik_llama.cpp")
+    add("--files", nargs="+", type=Path, metavar="MODEL", help="in place of random models")
     add("--tables", nargs="*", metavar="NAME", help="of the documentation; without names all")
     add("--types", nargs="+", default=["q4_0"], help='of the weights; "all" for every one')
     add("--pairs", nargs="+", default=["f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0"])
@@ -255,7 +280,8 @@ def parse() -> argparse.Namespace:
     add("--prompt-rounds", type=int, default=2)
     add("--decode", type=int, default=16, help="tokens of a decode")
     add("--peer-depth", type=int, default=1 << 20, help="how deep llama.cpp takes part")
-    add("--threads", type=int, default=0, help="of both; without it each takes its own number")
+    add("--second-depth", type=int, default=8192, help="how deep ik_llama.cpp takes part")
+    add("--threads", type=int, default=0, help="of all; without it each takes its own number")
     add("--json", type=Path, help="add all figures to this file, in place of older ones")
     add("--shapes", nargs="+", default=["llama-1.1b"], help="of the model, NAME[@LAYERS[xEXPERTS]]")
     add("--moe", action="store_true", help="two shapes with experts: many small ones, few large")
@@ -272,27 +298,69 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]
         if options.types == ["all"]:
             options.types = list(ALL_TYPES)
         options.shapes = EXPERT_SHAPES if options.moe else options.shapes
+        options.of_files = bool(options.files)
         yield "", options
         return
     for name in options.tables or TABLES:
         if name not in TABLES:
             raise SystemExit(f"no table {name!r}; there are {', '.join(map(repr, TABLES))}")
+        if TABLES[name].of_files and not options.files:
+            say(f"table {name!r} is left out, as there are no --files")
+            continue
         facts = dict(vars(TABLES[name]))
         facts["repeat"] = facts.pop("repeats")
         yield name, argparse.Namespace(**{**vars(options), **facts})
+
+
+FILE_TYPE = re.compile(r"[-.]((?:i?q\d|mxfp4|b?f16|f32)\w*)$", re.IGNORECASE)
+"""A type of weights at the end of a file's name."""
+
+
+@contextlib.contextmanager
+def random_model(name: str, weights: str) -> Iterator[tuple[Path, int]]:
+    """A file of a shape, and the tokens of its vocabulary."""
+    from random_model import shape_of, write_model
+
+    shape = shape_of(name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_model(path, shape, weights)
+        yield path, shape.n_vocab
+
+
+def models(
+    options: argparse.Namespace,
+) -> Iterator[tuple[str, str, contextlib.AbstractContextManager[tuple[Path, int]]]]:
+    """Name, type of weights and file of each model."""
+    if not options.of_files:
+        shapes = ["llama-tiny"] if options.small else options.shapes
+        for name, weights in itertools.product(shapes, options.types):
+            yield name, weights, random_model(name, weights)
+        return
+    from localkv.loader.gguf_file import open_gguf
+
+    for path in options.files:
+        found = FILE_TYPE.search(path.stem)
+        weights = found.group(1).upper() if found else ""
+        n_vocab = open_gguf(path).tensors["token_embd.weight"].shape[0]
+        name = path.stem[: found.start()] if found else path.stem
+        yield name, weights, contextlib.nullcontext((path, n_vocab))
 
 
 def main() -> None:
     options = parse()
     if options.worker:
         program, path, pair, n_ctx, n_vocab = options.worker
-        work(program, path, pair, int(n_ctx), int(n_vocab), options.threads)
+        if program in BENCHES:
+            work_by_bench(options.second_peer, program, path, pair, options.threads)
+        else:
+            work(program, path, pair, int(n_ctx), int(n_vocab), options.threads)
         return
-    from random_model import shape_of, write_model
-
     from localkv.system.processor import processor_name
 
     interpreters = {OURS: sys.executable, **({PEER: options.peer} if options.peer else {})}
+    if options.second_peer:
+        interpreters |= dict.fromkeys((SECOND_PEER, REPACKS), sys.executable)
     report = Report(processor_name(), os.cpu_count() or 1)
     if options.json and options.json.exists():
         kept = Report.read(options.json)
@@ -302,14 +370,9 @@ def main() -> None:
     end_on_signals()
     todo = list(jobs(options))
     for table, chosen in todo:
-        shapes = ["llama-tiny"] if options.small else chosen.shapes
-        for name, weights in itertools.product(shapes, chosen.types):
-            shape = shape_of(name)
-            chosen.n_vocab = shape.n_vocab
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "model.gguf"
-                say(f"{table or 'model'}: {name} {weights}")
-                write_model(path, shape, weights)
+        for name, weights, file in models(chosen):
+            say(f"{table or 'model'}: {name} {weights}")
+            with file as (path, chosen.n_vocab):
                 model = Model(path, (table, name, weights), interpreters, report, chosen)
                 if chosen.parallel:
                     model.measure_parallel()

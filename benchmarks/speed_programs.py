@@ -21,14 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import struct
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from alone import answer, commands
+from speed_report import REPACKS, SECOND_PEER
 
 PROMPT = 512
 """Tokens of the prompt, and of a batch."""
@@ -297,6 +301,63 @@ MODULES = {
     "llama.cpp": ("llama_cpp",),
 }
 """What a program imports before it loads; the first one's package has the version."""
+
+
+BENCHES: dict[str, tuple[str, ...]] = {SECOND_PEER: (), REPACKS: ("-rtr", "1")}
+"""Programs of which there is llama-bench, and its options."""
+
+
+class LlamaBench:
+    """llama-bench of ik_llama.cpp with its own defaults: each command is a process of its own.
+
+    It has no state, so a depth is made anew, with a prompt, each time that one is measured.
+
+    Raises:
+        SystemExit: it can't run the model.
+    """
+
+    def __init__(self, bench: str, program: str, path: str, pair: str, n_threads: int) -> None:
+        type_k, type_v = sides(pair)
+        self.command = [bench, *BENCHES[program], "-m", path, "-ctk", type_k, "-ctv", type_v]
+        self.command += ["-t", str(n_threads)] if n_threads else []
+        self.depth = 0
+        facts = self.run("-p", "0", "-n", "1")
+        self.version, self.n_threads = facts["build_commit"], facts["n_threads"]
+
+    def run(self, *options: str) -> dict[str, Any]:
+        """The facts of one test, of one repetition."""
+        command = [*self.command, *options, "-r", "1", "-o", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            (facts,) = json.loads(done.stdout)
+        except ValueError:
+            raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()[-200:]}") from None
+        return cast(dict[str, Any], facts)
+
+    def seconds(self, command: str, n: int) -> float | None:
+        """Per token; None for what llama-bench doesn't measure: prompts at a depth."""
+        if command == "tg":
+            test = ("-gp", f"{self.depth},{n}") if self.depth else ("-n", str(n))
+            return 1 / float(self.run("-p", "0", "-n", "0", *test)["avg_ts"])
+        if command == "anew":
+            return 1 / float(self.run("-p", str(n), "-n", "0")["avg_ts"])
+        return None
+
+
+def work_by_bench(bench: str, program: str, path: str, pair: str, n_threads: int) -> None:
+    """Answer commands with llama-bench, as `work` does with a session."""
+    runs = LlamaBench(bench, program, path, pair, n_threads)
+    answer(runs.version)
+    for line in commands():
+        command, _, count = line.partition(" ")
+        n = int(count) if count else 1
+        if command == "load":
+            answer([0.0, runs.n_threads])
+        elif command in ("fill", "repeat"):
+            runs.depth = n
+            answer(0.0)
+        else:
+            answer(runs.seconds(command, n))
 
 
 def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads: int) -> None:

@@ -14,7 +14,12 @@ TITLES = {
     "load": "Loading, seconds",
     "load and a token": "Loading and the first token, seconds",
 }
-OURS, PEER = "localkv", "llama.cpp"
+OURS, PEER, SECOND_PEER = "localkv", "llama.cpp", "ik_llama.cpp"
+REPACKS = "ik_llama.cpp -rtr 1"
+"""The second peer when it lays weights out anew as it loads them."""
+
+PEERS = {PEER: (PEER,), SECOND_PEER: (SECOND_PEER, REPACKS)}
+"""Programs of a peer's column, which has the better one's figures."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ def several(n: int) -> str:
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> str:
-    """Median, least and largest ratio of runs of the same round."""
+    """Median, least and largest ratio of runs of the same round; of medians if rounds differ."""
+    if len(values) != len(others):
+        values, others = [statistics.median(values)], [statistics.median(others)]
     ratios = [a / b for a, b in zip(values, others, strict=True)]
     middle = f"{statistics.median(ratios):.2f}"
     return middle if len(ratios) == 1 else f"{middle} ({min(ratios):.2f}-{max(ratios):.2f})"
@@ -136,10 +143,16 @@ class _Found:
         self.by_place = {(f.shape, f.weights, f.pair, f.depth, f.program): f for f in chosen}
         self.lines = list(dict.fromkeys((f.shape, f.weights, f.pair) for f in chosen))
         self.depths = sorted({f.depth for f in chosen})
-        self.has_peer = any(f.program == PEER for f in chosen)
+        programs = {f.program for f in chosen}
+        self.peers = [name for name, all_of in PEERS.items() if programs & {*all_of}]
 
     def get(self, line: tuple[str, str, str], depth: int, program: str) -> Figure | None:
         return self.by_place.get((*line, depth, program))
+
+    def of_peer(self, line: tuple[str, str, str], depth: int, peer: str) -> Figure | None:
+        """The better figure of a peer's programs."""
+        found = [self.get(line, depth, program) for program in PEERS[peer]]
+        return max((one for one in found if one), key=lambda one: one.median, default=None)
 
     def share(self, line: tuple[str, str, str], depth: int) -> float:
         """Of the memory's bandwidth that ours takes; 0 if it is not known."""
@@ -179,19 +192,22 @@ def _table(figures: Sequence[Figure], test: str) -> str:
     header = found.head()
     for depth in found.depths:
         at = f"at {depth:,}: " if len(found.depths) > 1 else ""
-        header += [f"{at}{OURS}", *([PEER, "ratio"] if found.has_peer else [])]
+        header += [f"{at}{OURS}", *found.peers]
+        header += [] if not found.peers else ["to the best" if len(found.peers) > 1 else "ratio"]
         header += ["to our f16"] if has_f16 else []
         header += ["of the memory"] if has_share else []
     body = []
     for line in found.lines:
         cells = list(found.cells(line))
         for depth in found.depths:
-            ours, peer = (found.get(line, depth, name) for name in (OURS, PEER))
-            f16 = found.f16(line, depth)
+            ours, f16 = found.get(line, depth, OURS), found.f16(line, depth)
+            peers = [found.of_peer(line, depth, peer) for peer in found.peers]
             cells.append(rounded(ours.median) if ours else "")
-            if found.has_peer:
-                cells.append(rounded(peer.median) if peer else "")
-                cells.append(ratio(ours.values, peer.values) if ours and peer else "")
+            cells += [rounded(peer.median) if peer else "" for peer in peers]
+            if peers:
+                there = [peer for peer in peers if peer]
+                best = max(there, key=lambda peer: peer.median, default=None)
+                cells.append(ratio(ours.values, best.values) if ours and best else "")
             if has_f16:
                 is_other = ours and f16 and line[2] != "f16"
                 cells.append(ratio(ours.values, f16.values) if is_other else "")
@@ -220,15 +236,15 @@ def _cost_of_depth(figures: Sequence[Figure]) -> str:
             return 0.0
         return (1 / figure.median - 1 / start.median) / figure.depth
 
-    header = found.head()
+    header, peers = found.head(), found.peers or [PEER]
     for depth in found.depths[1:]:
-        header += [f"to {depth:,}: {OURS}", "of our f16", "of the memory", PEER]
+        header += [f"to {depth:,}: {OURS}", "of our f16", "of the memory", *peers]
     body = []
     for line in found.lines:
         cells = list(found.cells(line))
-        start, peer_start = (found.get(line, 0, name) for name in (OURS, PEER))
+        start = found.get(line, 0, OURS)
         for depth in found.depths[1:]:
-            ours, peer = (found.get(line, depth, name) for name in (OURS, PEER))
+            ours = found.get(line, depth, OURS)
             seconds = cost(ours, start)
             f16 = cost(found.f16(line, depth), found.f16(line, 0))
             cells.append(f"{1e6 * seconds:.2f}" if ours else "")
@@ -236,7 +252,10 @@ def _cost_of_depth(figures: Sequence[Figure]) -> str:
             rate = (ours.n_bytes - start.n_bytes) / depth / seconds if ours and start else 0
             reads = [*ours.reads, *start.reads] if rate else []
             cells.append(f"{rate / statistics.median(reads):.0%}" if reads else "")
-            cells.append(f"{1e6 * cost(peer, peer_start):.2f}" if peer else "")
+            for peer in peers:
+                of_peer = found.of_peer(line, depth, peer)
+                seconds = cost(of_peer, found.of_peer(line, 0, peer))
+                cells.append(f"{1e6 * seconds:.2f}" if of_peer else "")
         body.append(cells)
     title = "What 1,000 more tokens of context cost, milliseconds per token"
     return f"{title}:\n\n{markdown(header, body)}"

@@ -21,6 +21,7 @@ class SpeedTable:
         rounds, prompt_rounds, decode: of decoding and loading, and of a prompt; tokens of a decode.
         repeats: depths are made of copies of rows, not with prompts of that length.
         parallel: sequences that are decoded at the same time; none for one after the other.
+        of_files: of the models of `--files`, in place of random ones.
     """
 
     shapes: Sequence[str] = ("llama-1.1b",)
@@ -33,6 +34,7 @@ class SpeedTable:
     decode: int = 16
     repeats: bool = False
     parallel: Sequence[int] = ()
+    of_files: bool = False
 
 
 TABLES: Mapping[str, SpeedTable] = {
@@ -51,5 +53,8 @@ TABLES: Mapping[str, SpeedTable] = {
     ),
     "models with experts": SpeedTable(
         shapes=("gpt-oss-20b@4", "deepseek-v2-lite@27x8"), types=("q4_0", "q4_K"), depths=(0, 4096)
+    ),
+    "published": SpeedTable(
+        pairs=("f16", "q8_0", "q8_0/q4_0", "q4_0"), depths=(0, 4096), of_files=True
     ),
 }

@@ -4,7 +4,8 @@
 
 The figures are in docs/cpu-speed*.json, a file for each machine, which
 `benchmarks/cpu_vs_llama_cpp.py --tables --json` writes. Each table stands between two comments that
-name it, beside the machine that it is from: the first of `FIGURES` that has it.
+name it, beside the machine that it is from: the first of `FIGURES` that has it. Nothing stands
+there where none has.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ def with_tables(text: str) -> str:
     reports = [Report.read(path) for path in FIGURES]
     parts = {}
     for name in TABLES:
-        report = next(one for one in reports if one.tables(name))
-        parts[name] = f"{report.about()}\n\n{report.tables(name)}"
+        report = next((one for one in reports if one.tables(name)), None)
+        parts[name] = f"\n{report.about()}\n\n{report.tables(name)}\n" if report else ""
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
         _, found_end, after = rest.partition(end)
         if not (found and found_end):
             raise SystemExit(f"{PAGE}: no {begin.strip()} with {end}")
-        text = f"{before}{begin}\n{part}\n{end}{after}"
+        text = f"{before}{begin}{part}{end}{after}"
     return text
 
 

@@ -21,6 +21,7 @@ FOLDER = ROOT / "benchmarks"
 sys.path[:0] = [str(FOLDER)]
 
 from alone import Worker  # noqa: E402
+from random_model import shape_of, write_model  # noqa: E402
 from speed_programs import repeated_state  # noqa: E402
 from speed_report import Figure, Report  # noqa: E402
 
@@ -141,6 +142,26 @@ def test_tables() -> None:
         "| q8_0/q4_0 | 30.0 |  |  | 1.00 (0.50-2.00) | 1.00 |  |  | 0.01 |\n"
         "\nLoading, seconds:\n\n"
         "| Weights | localkv |\n| --- | --- |\n| Q4_K | 0.38 |\n"
+    )
+
+
+def test_tables_with_two_peers() -> None:
+    """A peer's column has the better of its programs, and ratios are to the best peer."""
+    report = Report("A processor", 2)
+    report.figures = [
+        figure("pp", "f16", "localkv", 30, 36),
+        figure("pp", "f16", "llama.cpp", 10, 12),
+        figure("pp", "f16", "ik_llama.cpp", 15, 18),
+        figure("pp", "f16", "ik_llama.cpp -rtr 1", 20, 30),
+        figure("pp", "q8_0", "localkv", 30, 36),
+        figure("pp", "q8_0", "ik_llama.cpp", 11),
+    ]
+    *_, table = report.tables("").split("\n\n")
+    assert table == (
+        "| K/V | localkv | llama.cpp | ik_llama.cpp | to the best | to our f16 |\n"
+        f"|{' --- |' * 6}\n"
+        "| f16/f16 | 33.0 | 11.0 | 25.0 | 1.35 (1.20-1.50) |  |\n"
+        "| q8_0/q8_0 | 33.0 |  | 11.0 | 3.00 | 1.00 (1.00-1.00) |\n"
     )
 
 
@@ -295,3 +316,50 @@ def test_the_peer_runs_alone_with_its_own_defaults(tmp_path: Path) -> None:
         assert omp == {}
         assert (context["n_batch"], context["n_ubatch"]) == (2048, 512)
         assert context["n_threads"] <= (os.cpu_count() or 1)
+
+
+BENCH = """#!{python}
+import json, os, sys
+from pathlib import Path
+def state(pid):
+    return Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()
+pids = filter(str.isdigit, os.listdir("/proc"))
+mine = os.getppid()
+others = [pid for pid in pids if state(pid)[1] == state(mine)[1] and int(pid) != mine]
+with open("{record}", "a") as file:
+    print(json.dumps([sys.argv[1:], [state(pid)[0] for pid in others]]), file=file)
+facts = {{"build_commit": "0a1b2c3", "n_threads": 2, "avg_ts": 8.0}}
+print(json.dumps([facts]))
+"""
+"""Stands in for llama-bench, and writes down its options and what runs beside it."""
+
+
+@pytest.mark.slow
+def test_the_second_peer_is_a_bench(tmp_path: Path) -> None:
+    """It is asked for each round, but once at a depth, and not for prompts there."""
+    model = tmp_path / "a-model.Q4_0.gguf"
+    write_model(model, shape_of("llama-tiny"), "q4_0")
+    record, bench, figures = (tmp_path / name for name in ("record", "bench", "figures.json"))
+    bench.write_text(BENCH.format(python=sys.executable, record=record))
+    bench.chmod(0o755)
+    flags = ["--second-peer", bench, "--files", model, "--pairs", "q8_0/q4_0", "--json", figures]
+    flags += ["--depths", "0", "64", "--rounds", "2", "--prompt-rounds", "1", "--decode", "8"]
+    done = subprocess.run(
+        [sys.executable, FOLDER / "cpu_vs_llama_cpp.py", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ik_llama.cpp 0a1b2c3 with 2 threads" in done.stdout
+    assert "| Q4_0 |" in done.stdout
+    found = {(one.program, one.test, one.depth): one for one in Report.read(figures).figures}
+    for program in ("ik_llama.cpp", "ik_llama.cpp -rtr 1"):
+        tests = {(test, depth) for name, test, depth in found if name == program}
+        assert tests == {("tg", 0), ("pp", 0), ("tg", 64)}
+        assert list(found[program, "tg", 0].values) == [8.0, 8.0]
+        assert list(found[program, "tg", 64].values) == [8.0]
+    calls = [json.loads(line) for line in record.read_text().splitlines()]
+    common = ["-m", str(model), "-ctk", "q8_0", "-ctv", "q4_0"]
+    for options, others in calls:
+        assert set(others) <= {"T"}
+        assert options[2:8] == common if options[0] == "-rtr" else options[:6] == common
+    assert sum("-gp" in options for options, _ in calls) == 2
+    assert all("64,16" in options for options, _ in calls if "-gp" in options)
