@@ -15,12 +15,14 @@ from localkv.kernels.cpu.attention.sizes import (
     row_scratch,
 )
 from localkv.kernels.cpu.linear.jobs import (
+    BFLOAT_BLOCK_BYTES,
     IN_PLACE_FORMAT_NAMES,
     MADE_BYTES,
     PANEL_FORMAT_NAMES,
     PART_BYTES,
     ROUNDED_ROW_NAMES,
     ROUNDED_ROWS,
+    bfloat_blocks,
     panels_bytes,
 )
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix, copied_vector_bytes
@@ -29,8 +31,6 @@ from localkv.quant_formats.shared.cpu.panel_layout import LANES
 
 PACKED_BYTES = 4.25
 """Per value of a product's left side when it is packed: float32 and two sums per 32 values."""
-BFLOAT_BYTES = 2
-"""Bytes of an activation that is rounded to BF16, as some CPUs have it for rows of BF16."""
 MOST_DECODE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
 
@@ -76,7 +76,7 @@ def product_bytes(
     in_panels = [matrix for matrix in matrices if _in_panels(matrix.format)]
     packed = PACKED_BYTES * widest * n_tokens if in_panels else 0
     if any(matrix.format.name in ROUNDED_ROW_NAMES for matrix in matrices):
-        packed += BFLOAT_BYTES * widest * n_tokens
+        packed += BFLOAT_BLOCK_BYTES * bfloat_blocks(widest) * n_tokens
     made = [panels_bytes(matrix.format, (LANES, matrix.n_in)) for matrix in in_panels]
     return packed + (n_threads * (max(MADE_BYTES, *made) + PART_BYTES) if made else 0)
 

@@ -1,6 +1,6 @@
 """The worker that rounds activations to BF16, for rows of it as in the file (`linear/rows.py`).
 
-Tokens lie one after the other, each completed by zeros to whole blocks.
+Tokens lie one after the other, each completed by zeros (`jobs.bfloat_blocks`).
 """
 
 from __future__ import annotations

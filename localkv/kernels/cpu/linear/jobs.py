@@ -97,7 +97,18 @@ BFLOAT_PAIRS = "bf16 pairs"
 """Rows of BF16 that meet activations in BF16."""
 
 BFLOAT_BLOCK_BYTES = 2 * BLOCK
-"""Bytes of a token's activations in BF16, for `BLOCK` columns."""
+"""Bytes of a token's activations in BF16, for `BLOCK` columns: a cache line."""
+
+
+def bfloat_blocks(n_in: int) -> int:
+    """Blocks of a token's activations in BF16, with up to 7 of zeros after `n_in` columns.
+
+    They are 3 more than a multiple of 8, so that the same columns of a tile's tokens lie in
+    different sets of the nearest cache, which 4 KiB from token to token share.
+    """
+    n_blocks = -(-n_in // BLOCK)
+    return n_blocks + (3 - n_blocks) % 8
+
 
 ROUNDED_ROWS = dict.fromkeys(ROUNDED_ROW_NAMES, BFLOAT_PAIRS) if HAS_BFLOAT_DOTS else {}
 """The formats of rows as in the file for which activations are rounded on this CPU, and how such

@@ -28,6 +28,7 @@ from localkv.kernels.cpu.linear.jobs import (
     ROUNDED_ROWS,
     TILE_ROWS,
     PackJob,
+    bfloat_blocks,
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -102,7 +103,7 @@ def row_packing(name: str, n_in: int) -> Packing | None:
     """How activations are packed for rows as in the file; None where they stay float32."""
     if name not in ROUNDED_ROWS:
         return None
-    return Packing(product_kernel(name), -(-n_in // BLOCK), BFLOAT_BLOCK_BYTES, side_by_side=True)
+    return Packing(product_kernel(name), bfloat_blocks(n_in), BFLOAT_BLOCK_BYTES, side_by_side=True)
 
 
 @dataclass(frozen=True, kw_only=True)
