@@ -73,6 +73,7 @@ class LadderPool(PagePool):
         version: changes with each page that is taken or moved, or goes down a rung: the number of
             one that was given back may come to lie elsewhere, on another rung.
         requantised: so far.
+        highest: rung on which pages begin; 0 but for a warm-up.
     """
 
     keeper: LadderKeeper
@@ -91,6 +92,7 @@ class LadderPool(PagePool):
         self.runs = Runs(sizes.n_units)
         self.version = 0
         self.requantised = Requantised()
+        self.highest = 0
 
     def place(self, page: int) -> int:
         """The first unit of a page."""
@@ -160,7 +162,7 @@ class LadderPool(PagePool):
         lowerable = (page for page in self._lowerable() if page not in given)
         free += sum(units[self.rungs[page]] - units[-1] for page in lowerable)
         copies = [units[self.rungs[page]] for page in begun[:n]]  # a copy is on the same rung
-        return sum(copies) + (n - len(copies)) * units[self._n_open - 1] <= free
+        return sum(copies) + (n - len(copies)) * units[self.n_open - 1] <= free
 
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
         pages, first = sequence.pages[self.index], position // PAGE_TOKENS
@@ -189,7 +191,7 @@ class LadderPool(PagePool):
         for _ in range(n_new):
             pages.append(self.take_on(rung))
         if n_new <= 0 and self.is_due(length):
-            self._lower_ahead()
+            self._lower_ahead(sequence, length + -length % PAGE_TOKENS)
 
     def _can_go_up(self, still_open: Seq[int], n_new: int, n_open: int) -> bool:
         """Whether there is room for all pages of a batch on a higher rung than those are on that
@@ -211,14 +213,21 @@ class LadderPool(PagePool):
     def _lacks_units(self) -> bool:
         return self.runs.n_free < self.sizes.units[0]
 
-    def _lower_ahead(self) -> None:
-        """Let a page go down, if the next one would have it go anyway: one between two tokens is
-        a shorter wait than all of them together."""
-        lowerable, free = self._lowerable(), self.runs.n_free
-        rungs = [self.rungs[page] for page in lowerable]
-        landing = self.sizes.landing(free, 1, rungs, n_open=self._n_open)
-        if lowerable and landing is not None and free < self.sizes.units[landing]:
-            self._lower(lowerable[0])
+    def _lower_ahead(self, sequence: Sequence, length: int) -> None:
+        """Let a page go down, if a sequence has it go anyway once it has `length` tokens and takes
+        its next page: one between two tokens is a shorter wait than all of them together."""
+        will, able, free = self._lowerable(sequence, length), self._lowerable(), self.runs.n_free
+        rungs, units = [self.rungs[page] for page in will], self.sizes.units
+        landing = self.sizes.landing(free, 1, rungs, n_open=self.n_open)
+        if landing is None:
+            return
+        for page, rung in zip(will, rungs, strict=True):
+            if free >= units[landing] or rung > rungs[0]:
+                return
+            if page in able:
+                self._lower(page)
+                return
+            free += units[rung] - units[rung + 1]
 
     def _own_places(self, sequence: Sequence, places: Iterable[int]) -> None:
         """Put copies in the place of shared pages."""
@@ -243,7 +252,7 @@ class LadderPool(PagePool):
         self.give_back([page])
 
     @property
-    def _n_open(self) -> int:
+    def n_open(self) -> int:
         """Rungs on which the pages of a long text begin."""
         return self.sizes.n_open(self.sizes.n_sink)
 
@@ -260,13 +269,13 @@ class LadderPool(PagePool):
         wanted = n * self.sizes.units[max(still_open, default=0)]
         while self.runs.n_free < wanted and self.keeper.make_room():
             pass
-        n_open, free = self._n_open if n_open is None else n_open, self.runs.n_free
+        n_open, free = self.n_open if n_open is None else n_open, self.runs.n_free
         full = self._lowerable() if free < wanted else []
         rungs = [self.rungs[page] for page in full]
         rung = self.sizes.landing(free, n, rungs, n_open=n_open, still_open=still_open)
         if rung is None:
             raise self._full()
-        return rung
+        return max(rung, self.highest)
 
     def _make_room(self, n: int) -> bool:
         """Make at least `n` units free; return whether that worked."""
@@ -285,14 +294,19 @@ class LadderPool(PagePool):
             lowest = self.rungs[pages[0]]
             yield from (page for page in pages if self.rungs[page] == lowest)
 
-    def _lowerable(self) -> list[int]:
+    def _lowerable(self, grown: Sequence | None = None, length: int = 0) -> list[int]:
         """Pages that may go down a rung, in the order in which they do: those that have to stay
-        for no sequence."""
+        for no sequence.
+
+        Args:
+            grown, length: a sequence, and the tokens that it is taken to have.
+        """
         places, staying = dict[int, int](), set[int]()
         for sequence in self.keeper.known():
+            n_tokens = length if sequence is grown else sequence.length
             for place, page in enumerate(sequence.pages[self.index]):
                 places[page] = place
-                if self.sizes.stays(place, sequence.length):
+                if self.sizes.stays(place, n_tokens):
                     staying.add(page)
         last = len(self.sizes.units) - 1
         found = [page for page in places if page not in staying and self.rungs[page] < last]

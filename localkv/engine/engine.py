@@ -403,9 +403,7 @@ def compile_kernels(slot: CacheSlot) -> None:
     sizes = sorted({most, *(1 << i for i in range(most.bit_length()))} - {1}, reverse=True)
     if slot.model.backend.compile_together is not None:
         slot.model.backend.compile_together(lambda: _rehearse(slot, sizes))
-    for n_tokens in sizes:
-        _try(slot, slot.model, n_tokens)
-    slot.truncate(0)
+    _try_prompts(slot, slot.model, sizes)
     with slot.scratch_of(1):
         slot.loop.warm_up(slot.sequence)
 
@@ -425,11 +423,23 @@ def finish_loading(slot: CacheSlot) -> None:
 def _rehearse(slot: CacheSlot, sizes: list[int]) -> None:
     """Make the launches of `compile_kernels` on a GPU, once for each kind of layer."""
     model = slot.model.one_of_each_layer(slot.cache)
-    for n_tokens in sizes:
-        _try(slot, model, n_tokens)
-    slot.truncate(0)
+    _try_prompts(slot, model, sizes)
     with slot.scratch_of(1):
         DecodeLoop(model, slot.cache, records=False).warm_up(slot.sequence)
+
+
+def _try_prompts(slot: CacheSlot, model: Transformer, sizes: list[int]) -> None:
+    """Run prompts of these sizes; with a budget on each rung that pages may begin on, as they do
+    where there is no room for higher ones."""
+    ladder = slot.cache.ladder
+    for rung in range(1 if ladder is None else ladder.n_open):
+        if ladder is not None:
+            ladder.highest = rung
+        for n_tokens in sizes:
+            _try(slot, model, n_tokens)
+        slot.truncate(0)
+    if ladder is not None:
+        ladder.highest = 0
 
 
 def _try(slot: CacheSlot, model: Transformer, n_tokens: int) -> None:

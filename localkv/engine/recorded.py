@@ -25,6 +25,7 @@ import numpy as np
 
 from localkv.cache.arrays import Array, Batch, Draw, Readback, SegmentBatch, Step
 from localkv.cache.kv_cache import KVCache, SteadyRows
+from localkv.cache.ladder import lowering_order
 from localkv.cache.ladder_pool import LadderPool, RungPages, rung_pages
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
@@ -65,18 +66,29 @@ def bucket_key(cache: KVCache, position: int, rungs: Seq[int] = ()) -> BucketKey
 def grown_keys(cache: KVCache, ladder: LadderPool) -> Iterator[tuple[BucketKey, int]]:
     """The keys of a text that grows within a budget, in turn, and positions that have them.
 
-    Between two pages some of those before may have gone down already.
+    Between two pages those before go down one after the other.
     """
     found = set[BucketKey]()
     n_pages = pages_for(cache.n_ctx)
     grown = [rungs for rungs in ladder.sizes.growth(n_pages) if rungs is not None]
     for rungs, then in pairwise([*grown, *grown[-1:]]):
         position = min(len(rungs) * PAGE_TOKENS, cache.n_ctx) - 1
-        for now in (rungs, [*then[: len(rungs)], *rungs]):
+        for now in _lowered(rungs, then):
             key = bucket_key(cache, position, now)
             if key not in found:
                 found.add(key)
                 yield key, position
+
+
+def _lowered(rungs: Seq[int], then: Seq[int]) -> Iterator[list[int]]:
+    """The rungs of pages as they go down to where they are `then`, page by page."""
+    now = list(rungs)
+    while True:
+        yield now
+        left = [place for place, rung in enumerate(now) if rung < then[place]]
+        if not left:
+            return
+        now[min(left, key=lambda place: lowering_order(now[place], place))] += 1
 
 
 MANY_DRAWS = 8
