@@ -3,8 +3,8 @@
     python benchmarks/ladder_pauses.py --shape llama-1b --context 8192 --share 0.333
 
 lets a text grow token by token in a cache of a shape's layers, within a share of what an f16 cache
-of the context takes, and prints the pages that changed, the longest wait between two tokens, and
-what all waits are of the time of a token that takes `--token-ms`.
+of the context takes, and prints the pages that changed, the longest wait between two tokens (in
+processor time), and what all waits are of the time of a token that takes `--token-ms`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import time
 
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.ladder import parse_ladder
+from localkv.cache.ladder import DEFAULT_LADDER, ladder_text, parse_ladder
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.kernels.cpu.arrays import NumpyArrays
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=KNOWN_MODELS, default="llama-1b")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--share", type=float, default=1 / 3)
-    parser.add_argument("--ladder", default="f16,q8_0/q8_0,q8_0/q4_0,q4_0/q4_0")
+    parser.add_argument("--ladder", default=ladder_text(DEFAULT_LADDER))
     parser.add_argument("--token-ms", type=float, default=30.0)
     options = parser.parse_args()
     groups = KNOWN_MODELS[options.shape].spec.groups
@@ -44,10 +44,10 @@ def main() -> None:
     sequence, waits = cache.new_sequence(), list[float]()
     first = 0
     for _ in range(min(options.context, cache.ladder.n_pages * 256)):
-        started, before = time.perf_counter(), cache.requantised.n_pages
+        started, before = time.process_time(), cache.requantised.n_pages
         cache.reserve(sequence, sequence.length + 1)
         if cache.requantised.n_pages > before:
-            waits.append(time.perf_counter() - started)
+            waits.append(time.process_time() - started)
             first = first or sequence.length
         sequence.length += 1
     n_after = sequence.length - first

@@ -10,7 +10,7 @@ layers, rotated as the cache rotates them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,25 @@ from localkv.config import CacheConfig
 from localkv.quant_formats import FORMATS
 
 CHAINS = ("q8_0,q4_0", "q8_0,q5_1", "q8_0,q5_1,q4_0", "q8_0,q6_0", "q8_0,q6_0,q4_0", "q5_1,q4_0",
-          "q8_0,kv3_1", "q8_0,q4_0,kv3_1")  # fmt: skip
+          "q8_0,kv3_1", "q8_0,q4_0,kv3_1", "q8_0,q4_1c", "q8_0,q4_1c,q4_1c128", "q8_0,q4_1c128",
+          "q8_0,q4_0,kv3_0", "q8_0,kv3_0")  # fmt: skip
+GROUP = 128
+"""Tokens that types with scales by channel pack together at most."""
 Floats = NDArray[np.float32]
 
 
 def rows_of(llm: LLM, side: str) -> Iterator[Floats]:
-    """K or V of all tokens, layer by layer: [tokens, heads, channels]."""
+    """K or V of whole groups of tokens, layer by layer: [heads, tokens, channels]."""
     cache, sequence = llm.engine.cache, llm.engine.sequence
     held = held_rows(cache, sequence)
     for plane in planes(cache):
         if plane.side == side:
             found = np.concatenate(list(rows_out(cache, sequence, plane, held[plane.pool])))
-            yield plane.fmt.codec.decode([found])
+            rows = plane.fmt.codec.decode([found])
+            yield rows[: len(rows) - len(rows) % GROUP].swapaxes(0, 1)
 
 
-def packed(x: Floats, specs: list[SegmentSpec], side: str) -> Floats:
+def packed(x: Floats, specs: Sequence[SegmentSpec], side: str) -> Floats:
     """Rows after the types of some specs, one after the other."""
     for spec in specs:
         fmt, rotation = FORMATS[getattr(spec, f"type_{side}")], getattr(spec, f"rotation_{side}")
@@ -55,12 +59,13 @@ def main() -> None:
     llm = LLM(options.model, device="cpu")
     stream = llm.complete("Once upon a time", max_tokens=options.tokens, seed=1, ignore_eos=True)
     print(f"{stream.usage.total_tokens} tokens of {llm.config.name}")
-    rows = {side: np.concatenate(list(rows_of(llm, side))) for side in "kv"}
+    rows = {side: np.concatenate(list(rows_of(llm, side)), axis=1) for side in "kv"}
     (group,) = llm.config.groups
     print("| after f16 | K | K at once | V | V at once |\n|---|---|---|---|---|")
     for chain in CHAINS:
         names = chain.split(",")
-        specs = [cache_segments(CacheConfig(name, name), group)[-1] for name in names]
+        ladder = tuple((name, name) for name in names)
+        specs = cache_segments(CacheConfig(kv_budget=1, kv_ladder=ladder), group)
         cells = []
         for side in "kv":
             x = rows[side]

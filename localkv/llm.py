@@ -987,7 +987,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             are full, the oldest pages change to the next types of the ladder; the context ends
             where all of them have the last.
         kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a
-            sequence of pairs; None takes f16, q8_0, q8_0/q4_0, q4_0.
+            sequence of pairs; None takes f16, q8_0, q8_0/q4_0, q4_1c/q4_0 and, where heads are a
+            multiple of 64, q4_1c128/kv3_0.
         device: "auto", "cuda", "cpu" or "reference".
         activations: "exact" multiplies float32 by float32, to measure what else costs something:
             weights whose products would round activations (on a CPU packed ones, to 8 bits, on a
@@ -1166,7 +1167,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             sizes=(n_cache_tokens, n_cache_bytes),
             before_rope=k_before_rope,
         )
-        cache = budgeted.cache(cache)
+        cache = budgeted.cache(cache, self.config)
         named = (cache_type_k, cache_type_v, cache_type_k_swa, cache_type_v_swa)
         chosen = chosen_cache(
             self.gguf,

@@ -36,7 +36,7 @@ def test_text_goes_on_to_the_full_context_within_the_budget(llm):
     ladder = llm.engine.cache.ladder
     assert ladder is not None
     assert sum(ladder.counts()) >= 8
-    assert ladder.counts()[-1] > 0
+    assert ladder.counts()[-2] > 0
     assert done.usage.requantised_pages > 0
     assert done.timings.requantise_seconds > 0
 
@@ -80,7 +80,7 @@ class NoSteadyTokens:
 @pytest.mark.parametrize("ladder", [None, BY_CHANNEL])
 def test_kernels_agree_with_the_reference(ladder):
     ids, logits = None, []
-    budget = THIRD // 3 if ladder is None else 2 * THIRD // 3
+    budget = THIRD // 2 if ladder is None else 2 * THIRD // 3
     for device in ("cpu", "reference"):
         with LLM(MODEL, device=device, kv_budget=budget, kv_ladder=ladder, n_batch=128) as model:
             ids = ids or ids_of(model, 600)
@@ -182,7 +182,7 @@ def test_texts_that_begin_alike_get_copies_where_their_page_has_no_room():
         ({"kv_budget": THIRD, "kv_tail": 64, "kv_ladder": "q8_0,q4_0"}, "begins with q8_0"),
         ({"kv_budget": THIRD // 3, "kv_tail": 64}, "a tail and a sink keep in f16"),
         ({"kv_budget": THIRD, "n_cache_tokens": 512}, "how large the cache is"),
-        ({"kv_budget": THIRD // 4, "n_ctx": 2048}, "holds 512 tokens in q4_0/q4_0"),
+        ({"kv_budget": THIRD // 4, "n_ctx": 2048}, "holds 256 tokens in q4_1c128/kv3_0"),
         ({"kv_budget": 0}, "kv_budget is 0"),
         ({"kv_budget": 1000}, "no room for a page"),
     ],
@@ -221,7 +221,7 @@ def test_an_audit_takes_what_was_predicted_as_pages_changed(llm):
     assert done.audit is not None
     assert done.audit.n_tokens == 40
     assert 0 < done.audit.kld_mean <= done.audit.kld_mean_most
-    assert "q4_0/q4_0" in done.audit.types
+    assert "q4_1c/q4_0" in done.audit.types
 
 
 def test_an_audit_that_would_fill_the_cache_again_is_refused(llm):

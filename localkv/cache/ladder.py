@@ -34,8 +34,11 @@ DEFAULT_LADDER: tuple[Pair, ...] = (
     ("f16", "f16"),
     ("q8_0", "q8_0"),
     ("q8_0", "q4_0"),
-    ("q4_0", "q4_0"),
+    ("q4_1c", "q4_0"),
+    ("q4_1c128", "kv3_0"),
 )
+"""The pairs that pages go through if nobody names others. `Budgeted.cache` leaves the last one out
+where heads are no multiple of 64."""
 MOST_RUNGS = 5
 """What one merge of attention's sums takes."""
 

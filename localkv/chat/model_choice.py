@@ -233,7 +233,7 @@ def _memory(
         kv_rotation=arguments.get("kv_rotation") or "auto",
     )
     budgeted = Budgeted.of(arguments.get("kv_budget"), arguments.get("kv_ladder"))
-    cache = budgeted.cache(cache)
+    cache = budgeted.cache(cache, config)
     profile = arguments.get("kv_profile")
     if profile is not None:
         profile = model_profile(open_gguf(header.path), profile)

@@ -39,10 +39,12 @@ class Budgeted:
     Attributes:
         budget: bytes, "auto", or None for a cache without one.
         ladder: pairs of types; empty without a budget.
+        is_default: nobody chose the ladder.
     """
 
     budget: int | Literal["auto"] | None
     ladder: tuple[Pair, ...]
+    is_default: bool = False
 
     @classmethod
     def of(
@@ -62,7 +64,7 @@ class Budgeted:
             return cls(None, ())
         if budget != "auto" and (not isinstance(budget, int) or budget < 1):
             raise UsageError(f"kv_budget is {budget!r}", hint="use a number of bytes, or 'auto'")
-        return cls(budget, ladder_pairs(ladder))
+        return cls(budget, ladder_pairs(ladder), ladder is None)
 
     def check(self, *, types: Sequence[Any], sizes: Sequence[Any], before_rope: bool) -> None:
         """Refuse what does not go with a budget.
@@ -92,13 +94,18 @@ class Budgeted:
                 hint="leave out --kv-k-before-rope",
             )
 
-    def cache(self, cache: CacheConfig) -> CacheConfig:
-        """The cache with the ladder; its budget is to be `fitted`."""
+    def cache(self, cache: CacheConfig, config: ModelSpec) -> CacheConfig:
+        """The cache with the ladder; its budget is to be `fitted`.
+
+        The default ladder is without the last pair if the model's heads do not fit that.
+        """
         if self.budget is None:
             return cache
         budget = 1 if self.budget == "auto" else self.budget
-        (type_k, type_v), *_ = self.ladder
-        return replace(cache, type_k=type_k, type_v=type_v, kv_budget=budget, kv_ladder=self.ladder)
+        fits = all(fits_head(name, config) for name in self.ladder[-1])
+        ladder = self.ladder[:-1] if self.is_default and not fits else self.ladder
+        (type_k, type_v), *_ = ladder
+        return replace(cache, type_k=type_k, type_v=type_v, kv_budget=budget, kv_ladder=ladder)
 
     def fitted(
         self,
@@ -134,7 +141,7 @@ class Budgeted:
             )
         layout = ladder_layout(group_layouts(cache, memory.config.groups))
         sizes = layout.ladder(cache.n_ctx, cache.n_sequences)
-        room, types = sizes.room(memory.n_batch) * PAGE_TOKENS, "/".join(self.ladder[-1])
+        room, types = sizes.room(memory.n_batch) * PAGE_TOKENS, "/".join(cache.kv_ladder[-1])
         if not room and sizes.n_pages:
             raise DoesNotFitError(
                 f"--kv-budget {byte_size(budget)} has no room for the pages of {PAGE_TOKENS} "

@@ -16,7 +16,7 @@ import triton.language as tl
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.ladder import DEFAULT_LADDER, Pair
+from localkv.cache.ladder import DEFAULT_LADDER, Pair, parse_ladder
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -115,10 +115,7 @@ def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "ladder",
-    [
-        DEFAULT_LADDER,
-        pytest.param((("f16", "f16"), ("q8_0", "q8_0"), ("q4_1c", "q4_1")), marks=pytest.mark.slow),
-    ],
+    [parse_ladder("f16,q8_0,q8_0/q4_0,q4_0"), pytest.param(DEFAULT_LADDER, marks=pytest.mark.slow)],
     ids=["rows", "groups"],
 )
 def test_a_budget(ladder: tuple[Pair, ...], gpu: PaperGpu) -> None:

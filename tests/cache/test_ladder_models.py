@@ -57,13 +57,15 @@ def fitted(model: Transformer, pages: float, ladder: str = "f16,q8_0", **setting
     config, memory = model.config, memory_of(model)
     cache = CacheConfig(n_ctx=1024, **settings)
     windows = Budgeted.of(1 << 30, ladder)
-    wide, _ = windows.fitted(windows.cache(cache), memory, lambda: None, names_context=False)
+    wide, _ = windows.fitted(
+        windows.cache(cache, config), memory, lambda: None, names_context=False
+    )
     (group,) = (group for group in config.groups if not group.reach)
     page = (
         2 * PAGE_TOKENS * len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
     )
     budgeted = Budgeted.of(int(wide.kv_window_bytes + pages * page), ladder)
-    cache = budgeted.cache(cache)
+    cache = budgeted.cache(cache, config)
     check_cache(cache, config.groups)
     return budgeted.fitted(cache, memory, lambda: None, names_context=False)[0]
 
@@ -161,7 +163,7 @@ def test_what_windows_do_not_leave_is_refused(load: Load) -> None:
     cache = fitted(model, 2.5)
     for found, hint in ((cache, "-ub"), (fitted(model, 2.5, swa_full=True), "--swa-full")):
         budgeted = Budgeted.of(found.kv_window_bytes, None)
-        asked = budgeted.cache(replace(found, kv_window_bytes=0))
+        asked = budgeted.cache(replace(found, kv_window_bytes=0), model.config)
         with pytest.raises(DoesNotFitError, match="layers with a window take") as refused:
             budgeted.fitted(asked, memory_of(model), lambda: None, names_context=False)
         assert hint in (refused.value.hint or "")

@@ -113,13 +113,13 @@ def test_pages_change_their_types_within_a_budget(tiny_model: Path) -> None:
     """While steps that a GPU would repeat draw tokens a step ahead."""
     texts = []
     for device in ("reference", "cuda"):
-        llm = LLM(tiny_model, device=device, n_ctx=512, n_batch=128, kv_budget=PAGE_BYTES * 3 // 2)
+        llm = LLM(tiny_model, device=device, n_ctx=512, n_batch=128, kv_budget=PAGE_BYTES * 8 // 5)
         ids = (llm.tokenize(PROMPT) * 20)[:250]
         done = llm.complete(ids, max_tokens=10, temperature=0.0, ignore_eos=True)
-        assert done.usage.requantised_pages == 2
+        assert done.usage.requantised_pages == 1
         ladder = llm.engine.cache.ladder
         assert ladder is not None
-        assert [ladder.rungs[page] for page in llm.engine.sequence.pages[0]] == [2, 0]
+        assert [ladder.rungs[page] for page in llm.engine.sequence.pages[0]] == [1, 0]
         texts.append(done.text)
     assert texts[0] == texts[1]
 

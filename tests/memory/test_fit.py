@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv import LLM
+from localkv.cache.cache_checks import check_cache
+from localkv.cache.ladder import DEFAULT_LADDER
 from localkv.cache.layout import PAGE_TOKENS, fits_head, mean_bits
 from localkv.chat.engine import EngineOptions
 from localkv.config import USUAL_PAIRS, CacheConfig
@@ -25,7 +27,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec
 from localkv.memory.advice import recommend
-from localkv.memory.fit import check_fit, free_memory, smaller_pairs, usual_pairs
+from localkv.memory.fit import Budgeted, check_fit, free_memory, smaller_pairs, usual_pairs
 from localkv.memory.plan import ModelMemory
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import Budget
@@ -156,6 +158,16 @@ def test_heads_without_whole_blocks() -> None:
     config = with_attention(KNOWN_MODELS["llama-tiny"].spec, key_dim=80, value_dim=80)
     assert usual_pairs(config) == [("f16", "f16"), ("fp8_e4m3_token", "fp8_e4m3_token")]
     assert all(fits_head(name, config) for pair in usual_pairs(config) for name in pair)
+
+
+@pytest.mark.parametrize(("dim", "n_pairs"), [(64, 5), (96, 4)])
+def test_default_ladder_ends_in_types_that_heads_fit(dim: int, n_pairs: int) -> None:
+    config = with_attention(KNOWN_MODELS["llama-tiny"].spec, key_dim=dim, value_dim=dim)
+    cache = Budgeted.of(1 << 30, None).cache(CacheConfig(), config)
+    assert cache.kv_ladder == DEFAULT_LADDER[:n_pairs]
+    check_cache(cache, config.groups)
+    named = Budgeted.of(1 << 30, DEFAULT_LADDER).cache(CacheConfig(), config)
+    assert named.kv_ladder == DEFAULT_LADDER
 
 
 # -- the recommendation

@@ -44,7 +44,8 @@ def test_requests_share_a_budget(server: RunningServer) -> None:
 
 def test_the_context_is_what_the_last_types_hold(server: RunningServer) -> None:
     assert server.get("/props")[1]["default_generation_settings"]["n_ctx"] == 1280
-    holds = "the cache holds 1,280 tokens in 1020.00 KiB (f16/f16, q8_0/q8_0, q8_0/q4_0, q4_0/q4_0)"
+    types = "f16/f16, q8_0/q8_0, q8_0/q4_0, q4_1c/q4_0, q4_1c128/kv3_0"
+    holds = f"the cache holds 1,280 tokens in 1020.00 KiB ({types})"
     assert holds in "".join(server.lines)
     status, answer = server.post(CHAT, asked(1, 80))
     assert status == 400

@@ -38,8 +38,9 @@ async def ask(me: User, text: str, *, seed: int, **drawing: float) -> None:
 
 @pytest.mark.slow
 async def test_a_chat_goes_down_the_ladder_to_the_full_context() -> None:
+    cache = {"kv_budget": THIRD, "kv_ladder": "f16,q8_0,q8_0/q4_0,q4_0"}  # its audit has flips
     engine = LocalEngine(
-        EngineOptions(str(MODELS / "tales-4M-F16.gguf"), {"device": "cpu", "kv_budget": THIRD})
+        EngineOptions(str(MODELS / "tales-4M-F16.gguf"), {"device": "cpu", **cache})
     )
     async with user(engine, params=SamplingParams(), max_tokens=300) as me:
         seeds = iter(range(1, 30))  # how long a story gets differs from CPU to CPU

@@ -206,7 +206,7 @@ def _ladder_plan(
     if not arguments:
         return None
     budgeted = Budgeted.of(arguments["kv_budget"], arguments["kv_ladder"])
-    cache = budgeted.cache(cache)
+    cache = budgeted.cache(cache, memory.config)
     check_cache(cache, memory.config.groups)
     fitted, _ = budgeted.fitted(cache, memory, lambda: free, names_context=False)
     return LadderPlan(model.config.name, replace(fitted, n_ctx=cache.n_ctx), memory)

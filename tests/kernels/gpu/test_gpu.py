@@ -15,7 +15,7 @@ import torch
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Segment
-from localkv.cache.ladder import DEFAULT_LADDER
+from localkv.cache.ladder import parse_ladder
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
@@ -206,8 +206,9 @@ def test_generation_within_a_budget() -> None:
     models = [synthetic_model("llama-tiny", "f32", backend) for backend in backends]
     (group,) = models[0].config.groups
     row = 2 * len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
+    ladder = parse_ladder("f16,q8_0,q8_0/q4_0,q4_0")
     cache = CacheConfig(
-        "f16", "f16", n_ctx=600, kv_budget=row * PAGE_TOKENS * 3 // 2, kv_ladder=DEFAULT_LADDER
+        "f16", "f16", n_ctx=600, kv_budget=row * PAGE_TOKENS * 3 // 2, kv_ladder=ladder
     )
     ours, plain = (Engine(model, cache, n_batch=200) for model in models)
     ours.warm_up()
