@@ -103,9 +103,24 @@ def test_every_point_of_a_grid(name: str) -> None:
     assert ((got - want).abs() <= want.abs() * 1e-6).all()
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q6_K", "f16"])
+@pytest.mark.parametrize("name", ["q4_0", "q6_K", "q2_K", "q3_K", "iq3_s", "bf16", "f16"])
 def test_many_tokens(name: str) -> None:
-    check(TensorProducts(), torch.randn(512, 768), random_packed(name, 200, 768))
+    """Two panels at a time and one that is left, groups of tokens and some that are left."""
+    products, weight = TensorProducts(), random_packed(name, 200, 768)
+    x = torch.randn(333, 768)
+    got = check(products, x, weight)
+    for token in (0, 127, 128, 255, 331, 332):
+        assert torch.equal(check(products, x[token : token + 1], weight)[0], got[token])
+
+
+@pytest.mark.skipif(not HAS_BYTE_DOTS, reason="activations stay float32")
+@pytest.mark.parametrize("name", ["q2_K", "q3_K"])
+def test_scales_that_are_whole_numbers(name: str) -> None:
+    """A record's own sums are rounded once a block, less than sums of all halves would be."""
+    weight, products = random_packed(name, 64, 1024), TensorProducts()
+    x = torch.randn(200, 1024)
+    got = products.matmul(x, products.prepare(weight))
+    assert product_error(got, eight_bits(x), decoded(weight, torch.float64)) < 1.25e-7
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_K", "f32"])
