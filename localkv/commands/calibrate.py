@@ -44,6 +44,7 @@ LEAST_CHUNK = 64
 _USED = (
     *("model", "hf_repo", "hf_file", "offline", "batch_size", "ubatch_size", "threads"),
     *("threads_batch", "device", "kv_rotation", "fit", "mlock", "use_mmap", "override_pre"),
+    "activations",
 )
 """Options as other commands have them."""
 

@@ -18,6 +18,42 @@ if TYPE_CHECKING:
     from localkv.loader.chosen_cache import KVRisk
 
 
+ROUNDING_KLD = {
+    "q8_0": (0.0028, 0.0021),
+    "q6_K": (0.0028, 0.0019),
+    "q4_K": (0.0029, 0.0020),
+    "q4_0": (0.0032, 0.0024),
+}
+"""What it costs to round activations to 8 bits, by the type of the weights that they meet: the mean
+divergence (nats) of predictions from those with float32 products, of SmolLM2 135M and of Gemma 3
+270M. docs/quality.md says how it was measured; a test compares."""
+
+
+@dataclass(frozen=True)
+class RoundingCost:
+    """What rounding of activations to 8 bits costs with a model's weights.
+
+    Attributes:
+        type_name: of the most weights whose products round them.
+        least, most: mean divergence in nats, of the models that it was measured with; with the
+            types that were measured, where this one was not.
+    """
+
+    type_name: str
+    least: float
+    most: float
+
+
+def rounding_cost(memory: ModelMemory) -> RoundingCost | None:
+    """What products cost that round activations to 8 bits; None if the model has none."""
+    if not memory.rounding_types:
+        return None
+    ((name, _),) = memory.rounding_types.most_common(1)
+    known = ROUNDING_KLD.get(name)
+    found = known or tuple(one for row in ROUNDING_KLD.values() for one in row)
+    return RoundingCost(name, min(found), max(found))
+
+
 @dataclass(frozen=True)
 class PairFit:
     """One pair of cache types and a budget.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -349,11 +350,28 @@ class ModelMemory:
         meet. Beside F16 a model with experts rounds them as ggml does (`loader/weights.py`). An
         embedding that is not the output matrix, too, meets none.
         """
-        if self.activations != "exact":
-            return frozenset()
+        return frozenset(one.name for one in self._rounding) if self._is_exact else frozenset()
+
+    @cached_property
+    def rounding_types(self) -> Counter[str]:
+        """Values of the matrices whose products round the activations that they meet to 8 bits, by
+        the matrices' type; empty on a GPU."""
+        found = Counter[str]()
+        for tensor in () if self._is_exact or self.backend != "cpu" else self._rounding:
+            if tensor.format.block_size > 1:
+                found[tensor.format.name] += math.prod(tensor.shape)
+        return found
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.activations == "exact"
+
+    @cached_property
+    def _rounding(self) -> tuple[TensorInfo, ...]:
+        """The matrices whose products round the activations that they meet."""
         rounds, output = footprint_of(self.backend).rounds_activations, output_matrix(self.tensors)
-        return frozenset(
-            tensor.name
+        return tuple(
+            tensor
             for tensor in self.tensors
             if len(tensor.shape) > 1
             and tensor.name != PER_LAYER_ROWS

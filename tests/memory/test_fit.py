@@ -26,12 +26,14 @@ from localkv.kernels.gpu.device import CudaMemory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.loader.model_header import model_spec
-from localkv.memory.advice import recommend
+from localkv.memory.advice import ROUNDING_KLD, RoundingCost, recommend, rounding_cost
 from localkv.memory.fit import Budgeted, check_fit, free_memory, smaller_pairs, usual_pairs
 from localkv.memory.plan import ModelMemory
 from localkv.quant_formats import KV_FORMATS
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.machine_memory import Budget
 from support.layouts import with_attention
+from support.paths import ROOT
 from support.program import Program
 from support.random_model import RandomModel
 
@@ -168,6 +170,35 @@ def test_default_ladder_ends_in_types_that_heads_fit(dim: int, n_pairs: int) -> 
     check_cache(cache, config.groups)
     named = Budgeted.of(1 << 30, DEFAULT_LADDER).cache(CacheConfig(), config)
     assert named.kv_ladder == DEFAULT_LADDER
+
+
+# -- rounded activations
+
+
+def test_rounding_costs_what_the_page_says() -> None:
+    page = (ROOT / "docs" / "quality.md").read_text()
+    rows = page.partition("<!-- activations -->")[2].partition("<!-- end of activations -->")[0]
+    cells = [row.replace(" ", "").split("|") for row in rows.splitlines() if "0.00" in row]
+    found = {cell[1].removesuffix("_M"): (float(cell[2]), float(cell[4])) for cell in cells[1:]}
+    assert found == {name.upper(): klds for name, klds in ROUNDING_KLD.items()}
+
+
+@pytest.mark.parametrize(
+    ("type_name", "changes", "cost"),
+    [
+        ("q4_0", {}, RoundingCost("q4_0", 0.0024, 0.0032)),
+        ("q4_1", {}, RoundingCost("q4_1", 0.0019, 0.0032)),
+        ("q4_0", {"activations": "exact"}, None),
+        ("q4_0", {"backend": "cuda"}, None),
+        ("f16", {}, None),
+        ("bf16", {}, None),
+    ],
+)
+def test_what_rounding_costs_with_a_model(
+    type_name: str, changes: dict[str, Any], cost: RoundingCost | None
+) -> None:
+    memory = shape_memory(type_name=type_name, **changes)
+    assert rounding_cost(memory) == (cost if HAS_BYTE_DOTS else None)
 
 
 # -- the recommendation

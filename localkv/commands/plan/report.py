@@ -14,6 +14,7 @@ from localkv.commands.output import one_line, table
 from localkv.commands.pictures import COLOURS, MUTED, name_ends, quiet, save, title, token_ticks
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
+from localkv.memory.advice import rounding_cost
 from localkv.memory.fit import beyond_training, type_flags
 from localkv.memory.plan import bits_per_weight
 
@@ -127,6 +128,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
+        *_rounding_facts(plan),
         *_state_facts(plan),
         *_draft_facts(plan),
         ("memory", f"{byte_size(plan.budget.n_bytes)}, {plan.budget.source}; "
@@ -145,6 +147,16 @@ def plan_lines(plan: Plan) -> list[str]:
         "",
         *_advice(plan),
     ]
+
+
+def _rounding_facts(plan: Plan) -> list[tuple[str, str]]:
+    """What products cost that round activations to 8 bits, if there are some."""
+    cost = rounding_cost(plan.memory)
+    if cost is None:
+        return []
+    text = f"round activations to 8 bits beside {cost.type_name}; KLD {cost.least:.4f} to "
+    text += f"{cost.most:.4f} with two small models, 0 with --activations exact"
+    return [("products", text)]
 
 
 def _state_facts(plan: Plan) -> list[tuple[str, str]]:
@@ -292,7 +304,7 @@ def _types(pair: Pair, plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The object that `--json` prints; sizes are bytes, contexts tokens."""
     config, advice = plan.model.config, plan.recommendation
-    some = plan.pairs[0].plan
+    some, rounding = plan.pairs[0].plan, rounding_cost(plan.memory)
     return {
         "model": {
             "path": plan.model.path,
@@ -315,6 +327,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weights_by_row": some.weights_by_row,
         "weights_decoded": some.weights_decoded,
         "scratch": some.scratch,
+        "rounded_activations": None if rounding is None else asdict(rounding),
         "states": some.states,
         "checkpoints": some.checkpoints,
         **({} if some.draft is None else {"draft": memory_json(some.draft)}),
