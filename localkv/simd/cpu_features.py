@@ -91,6 +91,7 @@ _NEON = "+fp-armv8,+neon"
 _NEON_DOT = _NEON + ",+dotprod,+fullfp16,+lse"
 
 X86_LEVELS = {
+    "zen5": ("x86-64-v4", _AVX512_VBMI + ",+avx512bf16,+avx512vp2intersect,+avxvnni"),
     "avx512-bf16": ("x86-64-v4", _AVX512_VBMI + ",+avx512bf16"),  # Zen 4, Sapphire Rapids
     "avx512-vbmi": ("x86-64-v4", _AVX512_VBMI),  # Ice Lake, Tiger Lake
     "avx512-vnni": ("x86-64-v4", _AVX512_VNNI),  # Cascade Lake
@@ -191,6 +192,9 @@ HAS_BFLOAT_DOTS = HAS_AVX512 and "avx512bf16" in FEATURES
 
 HAS_BYTE_SHUFFLE = HAS_AVX512 and "avx512vbmi" in FEATURES
 """Any order of the 64 bytes of a register is one instruction."""
+
+IS_ZEN5 = HAS_BFLOAT_DOTS and "avx512vp2intersect" in FEATURES
+"""No other processors have both."""
 
 CONVERTS_HALF = not IS_X86 or "f16c" in FEATURES or HAS_AVX512
 """There is an instruction from half to single precision."""

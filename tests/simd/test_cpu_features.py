@@ -56,7 +56,9 @@ def test_numba_chooses_the_same(reloaded: pytest.MonkeyPatch, variables: dict[st
         (cpu_features._AVX2 + ",-avx512f,+avxvnni,+gfni", "avx2-vnni"),
         (cpu_features._AVX512 + ",+gfni", "avx512"),
         (cpu_features._AVX512_VNNI, "avx512-vnni"),
-        (cpu_features._AVX512_VBMI + ",+avx512bf16,+amx-tile", "avx512-bf16"),
+        (cpu_features._AVX512_VBMI + ",+avx512bf16,+amx-tile,+avxvnni", "avx512-bf16"),
+        (cpu_features._AVX512_VBMI + ",+avx512vp2intersect", "avx512-vbmi"),
+        (cpu_features._AVX512_VBMI + ",+avx512vp2intersect,+avx512bf16,+avxvnni", "zen5"),
     ],
 )
 def test_a_cpu_takes_the_highest_level_that_it_has(
