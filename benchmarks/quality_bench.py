@@ -25,7 +25,14 @@ from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality.kv_profile import BUDGETS, Plan, learn_codebooks, measure, sensible_types
+from localkv.quality.kv_profile import (
+    BUDGETS,
+    SELDOM_CHOSEN,
+    Plan,
+    learn_codebooks,
+    measure,
+    sensible_types,
+)
 from localkv.quality.ranges import calibrate, channel_sizes
 from localkv.quality.scores import TokenScores, base_cache, divergence, joined, score_chunks
 
@@ -75,7 +82,9 @@ class Scope:
     series: int = 2
     distances: tuple[int, ...] = (128, 512, 1024, 1800)
     cases: tuple[Case, ...] = field(default_factory=lambda: tuple(cases()))
-    profile_types: tuple[str, ...] = field(default_factory=lambda: tuple(sensible_types()))
+    profile_types: tuple[str, ...] = field(
+        default_factory=lambda: (*sensible_types(), *SELDOM_CHOSEN)
+    )
     budgets: tuple[float, ...] = BUDGETS
 
     @classmethod

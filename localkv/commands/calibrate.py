@@ -469,8 +469,8 @@ calibrate = Command(
         MEASURE.option(
             "--types",
             metavar="TYPES",
-            help="Cache types to measure, with commas between them. [default: integers and "
-            "codebooks]",
+            help="Cache types to measure, with commas between them. [default: integers, but "
+            "for those seldom chosen]",
         ),
         MEASURE.option(
             "--bits",

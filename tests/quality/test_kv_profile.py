@@ -29,6 +29,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.attention_shift import attention_shift
 from localkv.quality.kv_profile import (
+    SELDOM_CHOSEN,
     ChunkCosts,
     Plan,
     Results,
@@ -40,6 +41,7 @@ from localkv.quality.kv_profile import (
 from localkv.quality.layer_errors import layer_errors
 from localkv.quality.ranges import calibrate, channel_ranges
 from localkv.quality.scores import calibration_text
+from localkv.quant_formats import KV_FORMATS
 from localkv.quant_formats.shared.codebooks import NORMAL
 from support.held_bytes import held
 from support.program import Program
@@ -253,7 +255,8 @@ def test_ranges_are_rounded_away_from_0() -> None:
 def test_there_is_a_text_and_types_to_measure() -> None:
     assert 1000 < len(calibration_text().split()) < 3000
     assert {"f16", "q8_0", "q4_0"} < set(sensible_types())
-    assert not {"f32", "fp8_e4m3_head"} & set(sensible_types())
+    assert not {"f32", "fp8_e4m3_head", "nuq4", "q4_1"} & set(sensible_types())
+    assert set(SELDOM_CHOSEN) < set(KV_FORMATS)
 
 
 def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
