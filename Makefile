@@ -66,19 +66,22 @@ run: $(RUNS)
 chat: $(RUNS)
 	@$(BIN)/localkv chat -m $(MODEL)
 
+# prerequisites are made in their order: kernels by the environment before them
+.NOTPARALLEL:
+
 wheel: .venv/.dev
 	$(BUILD_KERNELS) --all
 	$(BIN)/python -m hatchling build -t wheel
 
-test: .venv/.dev
+test: .venv/.dev $(KERNELS)
 	$(BIN)/python -m pytest $(SHARED)
 	$(BIN)/python -m pytest $(SHARED) tests/interpreter
 
-test-fast: .venv/.dev
+test-fast: .venv/.dev $(KERNELS)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 	$(BIN)/python -m pytest $(SHARED) -m "not slow" tests/interpreter
 
-test-all: .venv/.dev
+test-all: .venv/.dev $(KERNELS)
 	$(BIN)/python -m pytest $(SHARED) -m "exhaustive or not attack"
 	$(BIN)/python -m pytest $(SHARED) -m "exhaustive or not attack" tests/interpreter
 
@@ -142,7 +145,7 @@ figures: .venv/.dev
 	$(PIP_INSTALL) --editable '.[gpu]'
 	@touch $@ .venv/.run
 
-$(KERNELS): $(shell find localkv/kernels/cpu localkv/quant_formats localkv/simd -name '*.py') | $(READY)
+$(KERNELS): $(shell find localkv/kernels/cpu localkv/quant_formats localkv/simd -name '*.py')
 	@echo "Compiling the usual kernels for this processor, once: about a minute on 2 cores."
 	@$(BUILD_KERNELS)
 	@mkdir -p $(@D) && touch $@

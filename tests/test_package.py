@@ -20,6 +20,7 @@ import pytest
 from support.paths import ROOT
 
 SHIPPED = "localkv/models/tales-4M-Q8_0.gguf"
+CARRIED = "localkv/kernels/cpu/compiled/"
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,11 +62,17 @@ def test_the_sdist_has_every_file(built: Path) -> None:
 
 
 def test_the_wheel_has_the_package_and_a_model(wheel: Path) -> None:
-    assert wheel.stat().st_size <= 6 << 20
+    """And compiled kernels, a file for each level that was built in this checkout."""
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        sizes = {item.filename: item.compress_size for item in archive.infolist()}
+    names = {name for name in sizes if ".dist-info/" not in name}
+    carried = {name for name in names if name.startswith(CARRIED)}
+    assert all(sizes[name] <= 2 << 20 for name in carried)
+    assert wheel.stat().st_size - sum(sizes[name] for name in carried) <= 6 << 20
     package = {name for name in tracked() if name.startswith("localkv/")}
-    assert names == package | {SHIPPED}
+    assert names - carried == package | {SHIPPED}
+    built = (ROOT / CARRIED).glob("*.zip")
+    assert carried == {path.relative_to(ROOT).as_posix() for path in built}
     assert "localkv/py.typed" in names
 
 

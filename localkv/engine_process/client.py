@@ -194,10 +194,20 @@ class EngineClient:
         except TimeoutError:
             self._kill()
             code = await self._process.wait()
+        await self._empty_pipe()
         if self._failure is None:
             self._failure = self._reason(code)
         self._stderr.close()
         self._end(self._failure)
+
+    async def _empty_pipe(self) -> None:
+        """Read what a process that is gone has left unread: the event loop closes a pipe then."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                while await self._process.stdout.read(1 << 16):
+                    pass
 
     def _reason(self, code: int) -> EngineStoppedError:
         """Why it is gone, with the last that it had to say."""

@@ -197,7 +197,7 @@ def test_a_full_disk_under_a_model(tiny_model: Path, tmp_path: Path) -> None:
     """Kernels that can't be kept are said once; a result that can't be written, with the file."""
     text = tmp_path / "text.txt"
     text.write_text("The fox said hello to the owl. " * 8)
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCALKV_CPU": "native"}
     code, err, out = run(argv(COMPLETE, tiny_model), FULL, cache)
     assert (code, len(err)) == (0, 1), err
     assert err[0].startswith("compiled kernels are not kept in ")
@@ -226,7 +226,7 @@ def test_a_full_disk_under_a_model(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_cold_starts_at_once(tiny_model: Path, tmp_path: Path) -> None:
     """Processes that all find no kernels compile, keep and take them without harm."""
-    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    cache = {"XDG_CACHE_HOME": str(tmp_path), "LOCALKV_CPU": "native"}  # none are carried
     command = [sys.executable, "-m", "localkv", *argv(COMPLETE, tiny_model)]
     started = [
         subprocess.Popen(
