@@ -137,9 +137,9 @@ def test_types_are_found_with_a_tail_and_without(program, measured: Path, tmp_pa
     run = ("complete", "-m", measured, "-p", "ab", "-n", "1", "-c", "256", "--kv-profile", path)
     for bits, said in (("8.5", "8.5 bits per value by layer, KLD"), ("99", "a tail of 64 tokens")):
         used = program(*run, "--kv-bits", bits)
-        assert said in used.err
+        assert said in used.err_lines[0], used.err
     longer = program(*run, "--kv-bits", "99", "--kv-tail", "96")
-    assert "a tail of 96 tokens" in longer.err
+    assert "a tail of 96 tokens" in longer.err_lines[0], longer.err
 
 
 def test_a_profile_is_not_for_k_before_rope(program, measured: Path) -> None:
