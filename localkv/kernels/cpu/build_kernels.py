@@ -163,8 +163,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for level in LEVELS:
             subprocess.run(command, env={**os.environ, CPU_VARIABLE: level}, check=True)
         return 0
+    asked = os.environ.get(CPU_VARIABLE) or NATIVE
+    if asked not in (NATIVE, *LEVELS):
+        parser.error(f"{CPU_VARIABLE}={asked} is no level of this machine: {', '.join(LEVELS)}")
     if CPU_LEVEL == NATIVE:
-        print(f"this CPU is below all levels ({', '.join(LEVELS)}): kernels are compiled at need")
+        print(
+            "nothing to build: kernels are compiled for this CPU alone, not for one of the levels "
+            f"{', '.join(LEVELS)}"
+        )
         return 0
     build(options.j)
     return 0
