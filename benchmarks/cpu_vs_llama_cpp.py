@@ -7,11 +7,11 @@ which the library's Python package does not have: a thread for each physical cor
 n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` it does not run. BENCH is
-llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which lays weights
-out anew as it loads them; tables have the better figure. All tables of docs/benchmarks.md
+llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which repacks
+weights as it loads them; tables have the better figure. All tables of docs/benchmarks.md
 (`speed_tables.py` lists what each takes), in half an hour on two cores with the first peer, or some
-of them by name; then the page is made anew from the file of all figures. The table "published" is
-of the models of `--files`:
+of them by name; then the page is written again from the file of all figures. The table "published"
+has the models of `--files`:
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --second-peer BENCH --files MODEL.gguf ... \
         --tables --json docs/cpu-speed.json

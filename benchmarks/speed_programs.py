@@ -304,13 +304,13 @@ MODULES = {
 
 
 BENCHES: dict[str, tuple[str, ...]] = {SECOND_PEER: (), REPACKS: ("-rtr", "1")}
-"""Programs of which there is llama-bench, and its options."""
+"""llama-bench runs these programs; its options for each."""
 
 
 class LlamaBench:
     """llama-bench of ik_llama.cpp with its own defaults: each command is a process of its own.
 
-    It has no state, so a depth is made anew, with a prompt, each time that one is measured.
+    It has no state, so it evaluates a prompt again for each measurement at a depth.
 
     Raises:
         SystemExit: it can't run the model.

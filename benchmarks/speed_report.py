@@ -16,7 +16,7 @@ TITLES = {
 }
 OURS, PEER, SECOND_PEER = "localkv", "llama.cpp", "ik_llama.cpp"
 REPACKS = "ik_llama.cpp -rtr 1"
-"""The second peer when it lays weights out anew as it loads them."""
+"""The second peer when it repacks weights as it loads them."""
 
 PEERS = {PEER: (PEER,), SECOND_PEER: (SECOND_PEER, REPACKS)}
 """Programs of a peer's column, which has the better one's figures."""

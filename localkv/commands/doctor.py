@@ -63,7 +63,7 @@ def _model_options() -> list[click.Option]:
 
 
 def _options_here() -> list[click.Option]:
-    """The same without variables, which may be wrong: the checks say so."""
+    """Options that read no variables: these may be wrong, which the checks say."""
     options = _model_options()
     for option in options:
         option.envvar = None

@@ -75,7 +75,7 @@ def profile_line(llm: LLM) -> str:
 
 
 def _telling_of_kernels(on_progress: OnProgress) -> OnProgress:
-    """The same function, which also prints a line when it hears of kernels to compile."""
+    """Print a line when the first kernels to compile are reported, and hand everything on."""
     has_told = False
 
     def told(stage: str, done: int, total: int) -> None:
