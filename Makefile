@@ -2,7 +2,7 @@
 #                 that it read long before
 # make chat       set up .venv and open a chat with it
 # make wheel      build a wheel in dist/ with compiled kernels for all levels of this architecture's
-#                 CPUs; some ten minutes on 2 cores
+#                 CPUs; five minutes on 2 cores
 # make test       set up .venv and run the tests
 # make test-all   and all cases of long lists, of which `make test` takes some: kernels of all types
 #                 for many GPUs and CPUs

@@ -126,7 +126,7 @@ class WholeScales:
         return [self.minimum(record, block, half) for half in range(2)] if self.minimum else []
 
     def factors(self, record: Record) -> list[Any]:
-        """Of scales, and of what minima add, if there are any."""
+        """The factors of scales, and of what minima add, if there are any."""
         out = [self.factor(record)]
         if self.minimum_factor is not None:
             out.append(record.builder.fneg(self.minimum_factor(record)))
