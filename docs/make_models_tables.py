@@ -27,6 +27,7 @@ POPULAR = (
     "qwen3-8b",
     "qwen3-30b-a3b",
     "qwen35-9b",
+    "qwen3.6-27b",
     "qwen35-35b-a3b",
     "gemma3-4b",
     "gemma3-27b",

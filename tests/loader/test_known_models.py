@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import tomllib
 
 import pytest
 
 from localkv.errors import UsageError
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
+from support.paths import ROOT
 
 BILLIONS = {
     "llama-8b": 8.03,
@@ -30,6 +32,7 @@ BILLIONS = {
     "qwen35-0.8b": 0.75,
     "qwen35-9b": 8.95,
     "qwen35-27b": 26.9,
+    "qwen3.6-27b": 26.9,
     "qwen35-35b-a3b": 34.7,
     "qwen3-next-80b-a3b": 79.7,
     "gpt-oss-20b": 20.9,
@@ -59,6 +62,41 @@ BILLIONS = {
     "llama4-scout": 107.8,
 }
 """Parameters of the text model, as its card or its checkpoint says."""
+
+PUBLISHED = tomllib.loads((ROOT / "tests" / "data" / "published_shapes.toml").read_text())
+KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "v_head_dim": "attention.value_length_mla",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "max_position_embeddings": "context_length",
+    "sliding_window": "attention.sliding_window",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "routed_scaling_factor": "expert_weights_scale",
+}
+"""Keys of a model file by their names in a published configuration."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shape_is_the_published_one(name: str) -> None:
+    published = dict(PUBLISHED[name])
+    assert published.pop("source")
+    known = {**KNOWN_MODELS[name].keys, "vocab_size": KNOWN_MODELS[name].n_vocab}
+    assert {key: known[KEYS.get(key, key)] for key in published} == published
 
 
 @pytest.mark.parametrize("name", BILLIONS)
