@@ -47,7 +47,7 @@ def test_tables_of_models_are_current() -> None:
 
 
 def test_what_llama_cpp_runs_is_supported_or_named() -> None:
-    """Every architecture of llama-cpp-python 0.3.36 (`LLM_ARCH_NAMES`)."""
+    """Every architecture of llama.cpp b11434 (`LLM_ARCH_NAMES`)."""
     names = json.loads((ROOT / "tests" / "data" / "llama_cpp_architectures.json").read_text())
     page = (ROOT / "docs" / "models.md").read_text()
     left_out = page[page.index("these are left\nout:") : page.index("Keys that would change")]

@@ -22,7 +22,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.expert_models import EXPERT_MODELS, IDS, N_VOCAB, SHOWN
 from support.f32_copy import f32_copy
-from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
+from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run, run_together
 from support.hybrid_models import KEYS as HYBRIDS
 from support.hybrid_models import hybrid
 
@@ -44,18 +44,32 @@ def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
         assert nmse(got, stored(name)) <= 5e-6
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "bailingmoe2"])
+@pytest.mark.parametrize("name", ["gpt-oss", "bailingmoe2", "step35", "laguna", "mimo2"])
 @pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("iq4_nl", "q5_1"), ("fp8_e4m3", "q6_0")])
 def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_path: Path) -> None:
     """Sinks, windows and experts on packed K and V, against float64 on the same codes."""
-    path = f32_copy(conformance / f"archs2/{name}.gguf", tmp_path / "f32.gguf")
+    source, ids = conformance / f"archs2/{name}.gguf", CONFORMANCE_IDS[:100]
+    if name in EXPERT_MODELS:
+        source, ids = EXPERT_MODELS[name].write(tmp_path / "f16.gguf"), IDS
+    path = f32_copy(source, tmp_path / "f32.gguf")
     backends = reference_backend(torch.float64), cpu_backend()
     exact, fast = (load_model(path, backend)[0] for backend in backends)
     want, got = (
-        run(model, new_cache(model, SegmentSpec(*pair)), CONFORMANCE_IDS[:100], chunk=60)
+        run(model, new_cache(model, SegmentSpec(*pair)), ids, chunk=60 * len(ids) // 100)
         for model in (exact, fast)
     )
     assert nmse(got, want) <= 2e-5
+
+
+@pytest.mark.parametrize("name", ["step35", "laguna", "laguna-m", "mimo2"])
+def test_tokens_one_by_one_and_in_company(name: str, tmp_path: Path) -> None:
+    model, _ = load_model(EXPERT_MODELS[name].write(tmp_path / "model.gguf"), cpu_backend())
+    f16 = SegmentSpec("f16", "f16")
+    want = run(model, new_cache(model, f16), IDS)
+    assert nmse(run(model, new_cache(model, f16), IDS, chunk=1), want) <= 1e-5
+    parts = [IDS[:40], IDS[5:], IDS[2:25]]
+    alone = [run(model, new_cache(model, f16), part)[-1] for part in parts]
+    assert np.array_equal(run_together(model, [f16], parts), np.stack(alone))
 
 
 def spec_with(**changes: Any) -> Callable[[LayerSpec, LayerWeights], tuple[Any, Any]]:
@@ -99,6 +113,11 @@ def without_router_bias(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec
     return spec, replace(layer, ffn=replace(layer.moe, ffn_gate_inp=router))
 
 
+def without_head_gates(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+    mixer = replace(layer.attention, attn_gate=None)
+    return attention_with(head_gated=False)(spec, replace(layer, mixer=mixer))
+
+
 def without_sinks(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
     mixer = replace(layer.attention, sinks=None)
     return attention_with(sinks=None)(spec, replace(layer, mixer=mixer))
@@ -130,6 +149,17 @@ PARTS = {
     },
     "cohere2moe": {"half of the shared expert": spec_with(shared_scale=1.0)},
     "afmoe": {"gate": without_gate},
+    "step35": {
+        "limits": spec_with(limit=0.0),
+        "limits of the shared expert": spec_with(shared_limit=0.0),
+        "gates of heads": without_head_gates,
+    },
+    "laguna": {
+        "softplus": attention_with(gate_activation="sigmoid"),
+        "gates of heads": without_head_gates,
+    },
+    "laguna-m": {"softplus": attention_with(gate_activation="sigmoid")},
+    "mimo2": {"sinks": without_sinks, "factor": attention_with(output_scale=1.0)},
     "deepseek": {"factor": spec_with(weights_scale=1.0)},
     "deepseek2-ocr": {"shared expert": weights_without("shared")},
     "nemotron_h_moe": {

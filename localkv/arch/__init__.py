@@ -102,6 +102,9 @@ FAMILIES = {
         "gpt-oss": "gpt_oss",
         "smallthinker": "smallthinker",
         "afmoe": "afmoe",
+        "step35": "step35",
+        "laguna": "laguna",
+        "mimo2": "mimo2",
     },
     "deepseek": {
         "deepseek2": "deepseek2",

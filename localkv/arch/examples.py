@@ -46,12 +46,14 @@ EXAMPLES: dict[str, str] = {
     "hy_v3": "Hunyuan 3",
     "internlm2": "InternLM 2, 2.5, 3",
     "jais2": "Jais 2",
+    "laguna": "Laguna XS 2, S 2, M 1",
     "lfm2": "LFM2, LFM2.5 350M to 2.6B",
     "lfm2moe": "LFM2 8B-A1B",
     "llama": "Llama 1 to 3.3, Mistral, Mixtral, SmolLM 2, Yi, TinyLlama",
     "llama4": "Llama 4 Scout, Maverick",
     "maincoder": "Maincoder",
     "mellum": "Mellum 2 MoE",
+    "mimo2": "MiMo V2 Flash",
     "minicpm": "MiniCPM 1B, 2B",
     "minicpm3": "MiniCPM 3 4B",
     "minimax-m2": "MiniMax M2",
@@ -89,6 +91,7 @@ EXAMPLES: dict[str, str] = {
     "smollm3": "SmolLM 3 3B",
     "stablelm": "StableLM 2 1.6B, 3B, 12B",
     "starcoder2": "StarCoder 2",
+    "step35": "Step 3.5 Flash",
     "xverse": "XVERSE",
 }
 """By `general.architecture`."""

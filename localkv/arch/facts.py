@@ -78,6 +78,16 @@ class Facts:
         """
         return tuple(self._of_layers(name, self.keys.booleans(self.key(name))))
 
+    def numbers_per_layer(self, name: str, *default: float) -> tuple[float, ...]:
+        """A number of each layer; a file may give one for all.
+
+        Raises:
+            ModelFileError: the file gives them for another number of layers.
+        """
+        if not isinstance(self.keys.get(self.key(name)), list):
+            return (self.number(name, *default),) * self.n_layers
+        return tuple(self._of_layers(name, self.keys.numbers(self.key(name))))
+
     def _of_layers(self, name: str, values: list[Any]) -> list[Any]:
         n_blocks = self.n_layers + self.n_prediction_layers
         if len(values) not in (self.n_layers, n_blocks):
@@ -130,11 +140,12 @@ class Facts:
             raise ModelFileError("missing tensor 'token_embd.weight'")
         return self.shapes["token_embd.weight"][0]
 
-    def heads(self, layer: int | None = None) -> tuple[int, int, int]:
-        """Heads, KV heads, and channels of a head, which are as many for K as for V.
+    def heads(self, layer: int | None = None, *, alike: bool = True) -> tuple[int, int, int]:
+        """Heads, KV heads, and channels of a head of K.
 
         Args:
             layer: the one that is meant where layers differ; None if they may not.
+            alike: a head of V has to have as many.
 
         Raises:
             ModelFileError: they don't divide, or K and V differ.
@@ -147,7 +158,7 @@ class Facts:
             raise ModelFileError(f"{n_heads} heads can't share {n_kv_heads} KV heads evenly")
         head_dim = self.integer("attention.key_length", max(1, self.n_embd // max(1, query[0])))
         value_dim = self.integer("attention.value_length", head_dim)
-        if head_dim != value_dim:
+        if alike and head_dim != value_dim:
             raise ModelFileError(f"heads of different size for K ({head_dim}) and V ({value_dim})")
         return n_heads, n_kv_heads, head_dim
 

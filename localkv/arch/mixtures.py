@@ -2,7 +2,8 @@
 
 After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
 `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`,
-`ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp` and `afmoe.cpp`.
+`ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp`, `afmoe.cpp`, `step35.cpp`,
+`laguna.cpp` and `mimo2.cpp`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from localkv.arch.experts import (
     leading_dense,
     with_dense,
 )
-from localkv.arch.facts import Facts
-from localkv.arch.spec import LayerSpec, ModelSpec, RopeSpec
-from localkv.arch.windows import layers_with_windows, window_rope, windows
+from localkv.arch.facts import ROPE_FREQS, Facts
+from localkv.arch.spec import AttentionParams, AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from localkv.arch.windows import layers_with_windows, window_rope, windows, with_window
+from localkv.errors import ModelFileError
 
 MELLUM_PERIOD = 4
 
@@ -129,9 +131,7 @@ def hunyuan3(facts: Facts) -> ModelSpec:
         selection_bias=has_selection_bias(facts),
     )
     layer = plain.layer(facts, replace(attention, **plain.head_norms(facts)), moe)
-    routers = (f"blk.{i}.ffn_gate_inp.weight" for i in range(facts.n_layers))
-    is_dense = [router not in facts.shapes for router in routers]
-    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, is_dense))
+    return plain.model(facts, _with_routers(facts, [layer] * facts.n_layers))
 
 
 def mellum(facts: Facts) -> ModelSpec:
@@ -250,3 +250,146 @@ def afmoe(facts: Facts) -> ModelSpec:
         with_dense(facts, layers, leading_dense(facts)),
         embedding_scale=math.sqrt(facts.n_embd),
     )
+
+
+WINDOW_THETA = 10000.0
+"""RoPE's base in layers with a window, if the file has no other (Step 3.5, MiMo V2)."""
+
+
+def _unscaled(facts: Facts, attention: AttentionSpec) -> RopeSpec:
+    """RoPE of an attention, which the file may not stretch.
+
+    Raises:
+        ModelFileError: it does.
+    """
+    rope = attention.rope
+    assert rope is not None
+    if rope.scaling != "none":
+        key = facts.key("rope.scaling.type")
+        raise ModelFileError(f"key {key!r} is {rope.scaling!r}, which is not supported")
+    return rope
+
+
+def step35(facts: Facts) -> ModelSpec:
+    """Layers with and without a window differ in heads, and in the channels that RoPE turns; heads
+    have gates, and experts a SwiGLU with limits."""
+    limits = facts.numbers_per_layer("swiglu_clamp_exp", 0.0)
+    shared_limits = facts.numbers_per_layer("swiglu_clamp_shexp", 0.0)
+    sizes = windows(facts, None)
+    layers = []
+    for i, (size, limit, shared_limit) in enumerate(zip(sizes, limits, shared_limits, strict=True)):
+        attention = plain.attention(facts, interleaved=False, layer=i)
+        attention = replace(
+            attention,
+            head_gated=f"blk.{i}.attn_gate.weight" in facts.shapes,
+            params=replace(attention.params, window=size),
+            rope=_step35_rope(facts, attention, has_window=size > 0),
+        )
+        if f"blk.{i}.attn_q_norm.weight" in facts.shapes:
+            attention = replace(attention, **plain.head_norms(facts))
+        moe = experts(
+            facts,
+            gating="sigmoid",
+            gating_varies=True,
+            renormalise=None,
+            scaled=True,
+            n_ff_shared=facts.integer("expert_shared_feed_forward_length"),
+            selection_bias=f"blk.{i}.exp_probs_b.bias" in facts.shapes,
+            limit=limit,
+            shared_limit=shared_limit,
+        )
+        layers.append(plain.layer(facts, attention, moe))
+    return plain.model(facts, _with_routers(facts, layers))
+
+
+def _step35_rope(facts: Facts, attention: AttentionSpec, *, has_window: bool) -> RopeSpec:
+    """Layers that see everything turn half of the channels, with Llama 3's divisors if the file has
+    them, of which it has as many as the other layers have pairs."""
+    rope = _unscaled(facts, attention)
+    if has_window:
+        return window_rope(facts, rope, theta=WINDOW_THETA)
+    if rope.n_dims % 4:
+        raise ModelFileError(f"RoPE can't rotate half of {rope.n_dims} channels")
+    rope = replace(rope, n_dims=rope.n_dims // 2)
+    if ROPE_FREQS not in facts.shapes:
+        return rope
+    n_divisors = math.prod(facts.shapes[ROPE_FREQS])
+    if n_divisors < rope.n_dims // 2:
+        raise ModelFileError(f"{n_divisors} divisors are too few for {rope.n_dims // 2} pairs")
+    return replace(rope, divisors=ROPE_FREQS, n_divisors=n_divisors)
+
+
+def _with_routers(facts: Facts, layers: list[LayerSpec]) -> list[LayerSpec]:
+    """Layers of experts, but with a dense block where there is no router."""
+    routers = (f"blk.{i}.ffn_gate_inp.weight" for i in range(facts.n_layers))
+    return with_dense(facts, layers, [router not in facts.shapes for router in routers])
+
+
+LAGUNA_PERIOD = 4
+
+
+def laguna(facts: Facts) -> ModelSpec:
+    """Gates with a softplus, of each head (XS) or of each channel (M); windows that are not
+    stretched, if there are some, and heads in other numbers there."""
+    n_shared = facts.integer("expert_shared_feed_forward_length", 0) or expert_width(
+        facts
+    ) * facts.integer("expert_shared_count", 1)
+    moe = experts(
+        facts,
+        gating="sigmoid",
+        gating_varies=True,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=n_shared,
+        selection_bias=True,
+    )
+    layers = []
+    for i, size in enumerate(windows(facts, LAGUNA_PERIOD, dense_first=True)):
+        attention = plain.attention(facts, interleaved=False, layer=i)
+        gate = facts.shapes.get(f"blk.{i}.attn_gate.weight", (attention.n_heads,))
+        by_head = gate[0] == attention.n_heads
+        attention = replace(
+            attention,
+            **plain.head_norms(facts),
+            gated=not by_head,
+            head_gated=by_head,
+            gate_activation="softplus",
+        )
+        layer = plain.layer(facts, attention, moe)
+        if size:
+            assert attention.rope is not None
+            most = attention.key_dim
+            rope = window_rope(facts, attention.rope, scaled=False, most_dims=most)
+            layer = with_window(layer, size, rope)
+        layers.append(layer)
+    return plain.model(facts, with_dense(facts, layers, leading_dense(facts)))
+
+
+def mimo2(facts: Facts) -> ModelSpec:
+    """Xiaomi's MiMo V2: V's heads are narrower than K's, and layers with a window have sinks."""
+    sizes = windows(facts, None)
+    layers = []
+    for i, size in enumerate(sizes):
+        n_heads, n_kv_heads, key_dim = facts.heads(i, alike=False)
+        rope = facts.rope(key_dim, interleaved=False)
+        attention = AttentionSpec(
+            n_heads,
+            n_kv_heads,
+            key_dim,
+            facts.integer("attention.value_length", key_dim),
+            AttentionParams(1.0 / math.sqrt(key_dim), window=size),
+            rope,
+            sinks="attn_sinks" if f"blk.{i}.attn_sinks.weight" in facts.shapes else None,
+            output_scale=facts.number("attention.value_scale", 0.0) or 1.0,
+        )
+        rope = _unscaled(facts, attention)
+        if size:
+            rope = window_rope(facts, rope, theta=WINDOW_THETA)
+        moe = experts(
+            facts,
+            gating="sigmoid",
+            scaled=True,
+            selection_bias=f"blk.{i}.exp_probs_b.bias" in facts.shapes,
+        )
+        layers.append(plain.layer(facts, replace(attention, rope=rope), moe))
+    return plain.model(facts, _with_routers(facts, layers))

@@ -51,6 +51,7 @@ class RopeSpec:
             ggml's NEOX.
         divisors: the tensor that divides the frequencies (`rope_freqs.weight` of Llama 3.1), or
             empty.
+        n_divisors: its values, the first `n_dims / 2` of which count; 0 for as many as these.
         long_divisors: the tensor that does so in a context of more tokens than
             `original_context_length` (LongRoPE, Ding et al. 2024), or empty.
         scaling: "none", "linear" or "yarn".
@@ -66,6 +67,7 @@ class RopeSpec:
     theta: float = 10000.0
     interleaved: bool = True
     divisors: str = ""
+    n_divisors: int = 0
     long_divisors: str = ""
     scaling: str = "none"
     factor: float = 1.0
@@ -178,7 +180,11 @@ class AttentionSpec:
         sinks: the tensor with a logit for each head that joins the softmax without a value
             (Xiao et al. 2023; gpt-oss), or None.
         gated: `attn_q` has two parts for each head, q and a gate; attention's output is multiplied
-            by sigmoid(gate) (Qwen3-Next).
+            by the gate's activation (Qwen3-Next).
+        head_gated: `attn_gate` has a row for each head, by whose activation all channels of the
+            head's output are multiplied (Step 3.5).
+        gate_activation: of either kind of gate.
+        output_scale: factor on attention's output (MiMo V2).
         value_from_key: there is no `attn_v`: V is K before its norm and RoPE.
         kv_from: the layer whose K and V it reads, None for its own; then it has no
             `attn_k` and `attn_v` and stores nothing.
@@ -198,6 +204,9 @@ class AttentionSpec:
     v_norm: NormSpec | None = None
     sinks: str | None = None
     gated: bool = False
+    head_gated: bool = False
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    output_scale: float = 1.0
     value_from_key: bool = False
     kv_from: int | None = None
 
@@ -205,6 +214,12 @@ class AttentionSpec:
     def width(self) -> int:
         """Values per token of its output, before the output matrix."""
         return self.n_heads * self.value_dim
+
+    @property
+    def stored_value_dim(self) -> int:
+        """Channels of a head of V in the cache, where heads of V that are narrower than K's end in
+        zeros."""
+        return max(self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True)
@@ -365,6 +380,8 @@ class MlpSpec:
         sparsity: the gate's values are diminished by their mean and this many standard deviations
             per token, and those that are negative then become 0, before the activation (Gemma 3n);
             0 leaves them.
+        limit: the activation's values are at most this, and those of `up` between its negative and
+            it, before they are multiplied (Step 3.5); 0 leaves them.
     """
 
     n_ff: int
@@ -372,6 +389,7 @@ class MlpSpec:
     gated: bool = True
     xielu: XieluParams | None = None
     sparsity: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -399,6 +417,7 @@ class MoeSpec:
         weighs_input: an expert's weight multiplies what it reads, not what it gives (Llama 4).
         router_norm: of what the router reads, by weights `<tensor>.scale` / sqrt(n_embd), or None
             (Gemma 4).
+        limit, shared_limit: of the experts, and of the shared one (`MlpSpec.limit`).
     """
 
     n_experts: int
@@ -419,16 +438,18 @@ class MoeSpec:
     router_reads_input: bool = False
     weighs_input: bool = False
     router_norm: NormSpec | None = None
+    limit: float = 0.0
+    shared_limit: float = 0.0
 
     @property
     def expert(self) -> MlpSpec:
         """The block that each expert is."""
-        return MlpSpec(self.n_ff, self.activation, self.gated)
+        return MlpSpec(self.n_ff, self.activation, self.gated, limit=self.limit)
 
     @property
     def shared(self) -> MlpSpec:
         """The block that the shared expert is."""
-        return MlpSpec(self.n_ff_shared, self.activation, self.gated)
+        return MlpSpec(self.n_ff_shared, self.activation, self.gated, limit=self.shared_limit)
 
 
 @dataclass(frozen=True)
@@ -679,7 +700,12 @@ def _cache_group(mixer: Mixer | None) -> CacheGroup | None:
         case AttentionSpec(kv_from=None):
             params = mixer.params
             return CacheGroup(
-                mixer.n_kv_heads, mixer.key_dim, mixer.value_dim, params.window, (), params.chunk
+                mixer.n_kv_heads,
+                mixer.key_dim,
+                mixer.stored_value_dim,
+                params.window,
+                (),
+                params.chunk,
             )
         case LatentAttentionSpec():
             return CacheGroup(1, mixer.latent_dim, mixer.rope_dim, 0, (), is_latent=True)

@@ -41,7 +41,12 @@ def windows(
 
 
 def window_rope(
-    facts: Facts, rope: RopeSpec, *, theta: float | None = None, scaled: bool = True
+    facts: Facts,
+    rope: RopeSpec,
+    *,
+    theta: float | None = None,
+    scaled: bool = True,
+    most_dims: int = 0,
 ) -> RopeSpec:
     """RoPE of the layers with a window, by `rope.freq_base_swa`.
 
@@ -49,13 +54,14 @@ def window_rope(
         rope: RoPE of the layers that see everything.
         theta: the base if the file has no other; None for `rope`'s.
         scaled: positions are scaled as in `rope`; else not at all.
+        most_dims: channels that may be rotated, if more than `rope` rotates.
 
     Raises:
         ModelFileError: a value makes no sense.
     """
     theta = facts.number("rope.freq_base_swa", rope.theta if theta is None else theta)
     n_dims = facts.integer("rope.dimension_count_swa", rope.n_dims)
-    if n_dims > rope.n_dims or n_dims % 2:
+    if n_dims > (most_dims or rope.n_dims) or n_dims % 2:
         raise ModelFileError(f"RoPE can't rotate {n_dims} channels of layers with a window")
     if scaled:
         return replace(rope, n_dims=n_dims, theta=theta)

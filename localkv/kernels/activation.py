@@ -31,6 +31,8 @@ def activate(hidden: Array, up: Array | None, mlp: MlpSpec) -> Array:
     if mlp.sparsity:
         hidden = sparse(hidden, mlp.sparsity)
     y = xielu(hidden, mlp.xielu) if mlp.xielu is not None else activated(hidden, mlp.activation)
+    if mlp.limit:
+        y, up = xp.clip(y, None, mlp.limit), xp.clip(up, -mlp.limit, mlp.limit)
     return y if up is None else y * up
 
 

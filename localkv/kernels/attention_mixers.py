@@ -37,6 +37,7 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.namespace import namespace
 from localkv.kernels.primitives import Primitives
+from localkv.kernels.recurrent import softplus
 
 Attend = Callable[
     [Primitives, Array, LayerCache, Batch, AttentionSpec, AttentionWeights, TokenInputs], Array
@@ -81,11 +82,31 @@ def grouped_attention(
         k, v = _key_and_value(p, h, weights, attn)
         of_k = inputs if stores_turned else replace(inputs, rope=None)
         k = _turned(p, k, weights.attn_k_norm, attn, of_k)
+        v = widened(v, attn.stored_value_dim)
         store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
         pack_groups(p.pack_groups, cache, cache.rows_of(batch))
-    out = attend(p, q, cache, batch, attn, weights, inputs)
+    out = attend(p, q, cache, batch, attn, weights, inputs)[..., : attn.value_dim]
+    if weights.attn_gate is not None:
+        out = out * gate_values(p.linear(h, weights.attn_gate), attn)[:, :, None]
+    if attn.output_scale != 1.0:
+        out = out * attn.output_scale
     out = out.reshape(len(out), -1)
-    return out if gate is None else out * sigmoid(gate)
+    return out if gate is None else out * gate_values(gate, attn)
+
+
+def widened(v: Array, width: int) -> Array:
+    """Heads of V [tokens, n_kv_heads, channels], ending in zeros where they are narrower."""
+    if v.shape[-1] == width:
+        return v
+    xp = namespace(v)
+    zeros = xp.zeros_like(v)
+    copies = [v, *[zeros] * -(-width // v.shape[-1])]
+    return xp.concatenate(copies, -1)[..., :width]
+
+
+def gate_values(gate: Array, attn: AttentionSpec) -> Array:
+    """What attention's output is multiplied with."""
+    return softplus(gate) if attn.gate_activation == "softplus" else sigmoid(gate)
 
 
 def _queries(

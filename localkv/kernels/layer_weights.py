@@ -38,6 +38,7 @@ class AttentionWeights:
         output: `attn_output`.
         attn_q_norm, attn_k_norm, v_norm: float32 weights; `v_norm` has ones.
         sinks: float32 [n_heads], a logit each.
+        attn_gate: [n_heads, n_embd], a gate for each head, or None.
     """
 
     attn_q: Linear
@@ -48,6 +49,7 @@ class AttentionWeights:
     attn_k_norm: Norm | None = None
     v_norm: Norm | None = None
     sinks: Array | None = None
+    attn_gate: Linear | None = None
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ def channel_factors(
         stored = i if spec.kv_from is None else spec.kv_from
         at, group = f"blk.{i}.", spec.n_heads // spec.n_kv_heads
         k_rows: Factors = k.get(stored, np.ones((spec.n_kv_heads, spec.key_dim), np.float32))
-        v_rows = v.get(stored, np.ones((spec.n_kv_heads, spec.value_dim), np.float32))
+        ones = np.ones((spec.n_kv_heads, spec.value_dim), np.float32)
+        v_rows: Factors = v.get(stored, ones)[:, : spec.value_dim]
         q_rows: Factors = np.repeat(1 / k_rows, group, axis=0).astype(np.float32)
         columns = np.repeat(1 / v_rows, group, axis=0).reshape(1, -1)
         found[f"{at}attn_output.weight"] = columns.astype(np.float32)

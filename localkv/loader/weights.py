@@ -148,7 +148,7 @@ def model_weights(
     else:
         output = Linear(read.late_matrix("token_embd.weight", n_vocab, n_embd))
     divisors = {
-        name: read.values(name, rope.n_dims // 2)
+        name: read.values(name, rope.n_divisors or rope.n_dims // 2)[: rope.n_dims // 2]
         for rope in config.ropes
         for name in (rope.divisors, rope.long_divisors)
         if name
@@ -236,6 +236,7 @@ def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int) -> Attentio
         attn_k_norm=read.head_norm(k_norm, n_kv_heads, spec.key_dim) if k_norm and stores else None,
         v_norm=read.head_norm(v_norm, n_kv_heads, spec.value_dim) if v_norm and stores else None,
         sinks=None if sinks is None else read.vector(f"{sinks}.weight", spec.n_heads),
+        attn_gate=read.linear("attn_gate", spec.n_heads, n_embd) if spec.head_gated else None,
     )
 
 

@@ -47,8 +47,8 @@ def narrow(shape: KnownModel) -> KnownModel:
     n = len(layers)
     if not keys.get("attention.shared_kv_layers"):  # the last layers read rows of others
         n = 1 + max(layers.index(kind) for kind in layers)
-    head = keys["embedding_length"] // keys["attention.head_count"]
-    keys |= {"attention.key_length": keys.get("attention.key_length", head)}
+    if "attention.key_length" not in keys:
+        keys["attention.key_length"] = keys["embedding_length"] // keys["attention.head_count"]
     for key, value in keys.items():
         if isinstance(value, list) and len(value) == keys["block_count"]:
             keys[key] = value[:n]

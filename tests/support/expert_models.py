@@ -31,7 +31,7 @@ class ExpertModel:
         dense: layers without experts.
         norms: each layer's, by name.
         head_norms: q and k have norms of each head.
-        gate: attention's output has a gate.
+        gate: attention's output has a gate, of each "channel" or of each "head", or none: "".
         selection_bias: the tensor's name, or empty.
         n_shared: width of the shared expert, or 0.
         fused: gate and up are one stack.
@@ -39,6 +39,9 @@ class ExpertModel:
         tied: the output matrix is the embedding.
         divisors: there is `rope_freqs.weight`.
         n_kv_heads: heads of K and V.
+        n_heads: heads of q of each layer, where they differ.
+        value_dim: channels of a head of V.
+        sinks: layers whose heads have sinks.
     """
 
     architecture: str
@@ -47,7 +50,7 @@ class ExpertModel:
     dense: tuple[int, ...] = ()
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
     head_norms: bool = False
-    gate: bool = False
+    gate: str = ""
     selection_bias: str = ""
     n_shared: int = 0
     fused: bool = False
@@ -55,6 +58,9 @@ class ExpertModel:
     tied: bool = False
     divisors: bool = False
     n_kv_heads: int = N_KV_HEADS
+    n_heads: tuple[int, ...] = ()
+    value_dim: int = HEAD
+    sinks: tuple[int, ...] = ()
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -64,10 +70,10 @@ class ExpertModel:
             "vocab_size": N_VOCAB,
             "embedding_length": N_EMBD,
             "feed_forward_length": N_DENSE,
-            "attention.head_count": N_HEADS,
+            "attention.head_count": list(self.n_heads) or N_HEADS,
             "attention.head_count_kv": self.n_kv_heads,
             "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
+            "attention.value_length": self.value_dim,
             f"attention.{kind}_epsilon": 1e-5,
             "rope.dimension_count": HEAD,
             "expert_count": N_EXPERTS,
@@ -111,12 +117,16 @@ class ExpertModel:
             at = f"blk.{i}."
             for name in self.norms:
                 vector(f"{at}{name}.weight", N_EMBD)
-            matrix(f"{at}attn_q", N_HEADS * HEAD, N_EMBD, gain=1.3)
+            n_heads = self.n_heads[i] if self.n_heads else N_HEADS
+            matrix(f"{at}attn_q", n_heads * HEAD, N_EMBD, gain=1.3)
             matrix(f"{at}attn_k", self.n_kv_heads * HEAD, N_EMBD, gain=1.3)
-            matrix(f"{at}attn_v", self.n_kv_heads * HEAD, N_EMBD)
-            matrix(f"{at}attn_output", N_EMBD, N_HEADS * HEAD)
+            matrix(f"{at}attn_v", self.n_kv_heads * self.value_dim, N_EMBD)
+            matrix(f"{at}attn_output", N_EMBD, n_heads * self.value_dim)
             if self.gate:
-                matrix(f"{at}attn_gate", N_HEADS * HEAD, N_EMBD, gain=2.0)
+                rows = n_heads * (HEAD if self.gate == "channel" else 1)
+                matrix(f"{at}attn_gate", rows, N_EMBD, gain=2.0)
+            if i in self.sinks:
+                vector(f"{at}attn_sinks.weight", n_heads, centre=0.5)
             if self.head_norms:
                 vector(f"{at}attn_q_norm.weight", HEAD, centre=1.3)
                 vector(f"{at}attn_k_norm.weight", HEAD, centre=1.3)
@@ -235,9 +245,73 @@ EXPERT_MODELS = {
         dense=(0,),
         norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
         head_norms=True,
-        gate=True,
+        gate="channel",
         selection_bias=BIAS,
         n_shared=N_FF,
+    ),
+    "step35": ExpertModel(
+        "step35",
+        4,
+        {
+            **SIGMOID,
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [False, True, True, False],
+            "rope.freq_base": 5000.0,
+            "expert_shared_feed_forward_length": N_SHARED,
+            "swiglu_clamp_exp": [0.0, 0.0, 0.7, 0.5],
+            "swiglu_clamp_shexp": [0.0, 0.4, 0.0, 0.6],
+        },
+        dense=(0,),
+        head_norms=True,
+        gate="head",
+        selection_bias=BIAS,
+        n_shared=N_SHARED,
+        divisors=True,
+        n_heads=(2, 3, 3, 2),
+    ),
+    "laguna": ExpertModel(
+        "laguna",
+        4,
+        {
+            **SIGMOID,
+            **YARN,
+            "rope.dimension_count": HEAD // 2,
+            "rope.dimension_count_swa": HEAD,
+            "rope.freq_base_swa": 500.0,
+            "attention.sliding_window": 20,
+            "expert_shared_feed_forward_length": N_SHARED,
+        },
+        dense=(0,),
+        head_norms=True,
+        gate="head",
+        selection_bias=BIAS,
+        n_shared=N_SHARED,
+        n_heads=(3, 2, 2, 2),
+    ),
+    "laguna-m": ExpertModel(
+        "laguna",
+        2,
+        {**SIGMOID, "expert_shared_feed_forward_length": N_SHARED},
+        dense=(0,),
+        head_norms=True,
+        gate="channel",
+        selection_bias=BIAS,
+        n_shared=N_SHARED,
+    ),
+    "mimo2": ExpertModel(
+        "mimo2",
+        4,
+        {
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [False, True, True, False],
+            "rope.dimension_count": HEAD // 2,
+            "rope.freq_base": 5000.0,
+            "attention.value_scale": 0.707,
+        },
+        dense=(0,),
+        selection_bias=BIAS,
+        value_dim=HEAD // 2,
+        sinks=(1, 2),
     ),
     "cohere2moe": ExpertModel(
         "cohere2moe",
@@ -257,4 +331,4 @@ EXPERT_MODELS = {
         tied=True,
     ),
 }
-"""By architecture."""
+"""By a name of the tests' own, mostly the architecture's."""

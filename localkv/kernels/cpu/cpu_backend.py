@@ -37,6 +37,7 @@ from localkv.kernels.cpu.attention.latent_attention import LatentAttention, late
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import OnKernel, compiling_ahead, specialized
+from localkv.kernels.cpu.layers.attention import gate_width
 from localkv.kernels.cpu.layers.chains import (
     ACTIVATIONS,
     MANY_VALUES,
@@ -312,7 +313,7 @@ def needed_kernels(
 def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
     """The kernels of steps between products that only some models have."""
     for layer in config.kinds:
-        gated = isinstance(layer.mixer, AttentionSpec) and layer.mixer.gated
+        gated = isinstance(layer.mixer, AttentionSpec) and gate_width(layer.mixer)
         if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
             yield RESIDUALS
         sinks = isinstance(layer.mixer, AttentionSpec) and layer.mixer.sinks

@@ -72,6 +72,12 @@ def why_not(spec: AttentionSpec) -> str:
     most = max(spec.key_dim, spec.value_dim)
     if most > MOST_CHANNELS:
         return f"heads of {most} channels, of {MOST_CHANNELS} at most"
+    if spec.value_dim < spec.key_dim:
+        return "heads of V that are narrower than K's"
+    if spec.head_gated:
+        return "attention with a gate for each head"
+    if spec.gate_activation != "sigmoid" or spec.output_scale != 1.0:
+        return "attention whose output has a softplus gate or a factor"
     norms = [norm for norm in (spec.q_norm, spec.k_norm, spec.v_norm) if norm is not None]
     if len({norm.eps for norm in norms}) > 1:
         return "norms of q, k and v with several eps"

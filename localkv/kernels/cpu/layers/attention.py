@@ -31,6 +31,7 @@ from localkv.kernels.cpu.layers.chains import (
 from localkv.kernels.cpu.linear.jobs import (
     MOST_PARTS,
     ActivationJob,
+    HeadGateJob,
     MergeJob,
     RopeJob,
     SinkJob,
@@ -75,7 +76,7 @@ def _are_same(a: tuple[SegmentBatch, ...], b: tuple[SegmentBatch, ...]) -> bool:
 
 def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
     """The projections that a layer has; one that stores nothing has only q's."""
-    layers = (weights.attn_q, weights.attn_k, weights.attn_v)
+    layers = (weights.attn_q, weights.attn_k, weights.attn_v, weights.attn_gate)
     return tuple(layer for layer in layers if layer is not None)
 
 
@@ -122,11 +123,26 @@ def add_merge(
     chain.add(specialized(ROW_STEPS)["merged"], job, min(n_threads(), n_tokens))
 
 
+def gate_width(attn: AttentionSpec) -> int:
+    """Values per token of the gate of attention's output, 0 if it has none."""
+    if attn.gated:
+        return attn.width
+    return attn.n_heads if attn.head_gated else 0
+
+
 def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
-    """sigmoid(gate) * out, in the place of `gate`."""
-    n_bytes = 4 * n_tokens * attn.width
-    job = ActivationJob(0, n_tokens, attn.width, Memory(gate, n_bytes), Memory(out, n_bytes))
-    chain.add(specialized(RESIDUALS)["sigmoid_gate"], job, min(n_threads(), n_tokens))
+    """The gate's activation times `out`, in the place of `gate`; in that of `out` where each head
+    has one gate."""
+    rows, threads = 4 * n_tokens, min(n_threads(), n_tokens)
+    x, values = Memory(out, rows * attn.width), Memory(gate, rows * gate_width(attn))
+    if attn.head_gated:
+        is_softplus = int(attn.gate_activation == "softplus")
+        sizes = n_tokens, attn.n_heads, attn.value_dim
+        heads = HeadGateJob(0, *sizes, x, values, is_softplus)
+        chain.add(specialized(RESIDUALS)["head_gates"], heads, threads)
+        return
+    job = ActivationJob(0, n_tokens, attn.width, values, x)
+    chain.add(specialized(RESIDUALS)[f"{attn.gate_activation}_gate"], job, threads)
 
 
 class AttentionLayer:
@@ -157,7 +173,7 @@ class AttentionLayer:
         if not self.is_fused(layer, attn):
             return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
         n_tokens = len(x)
-        gate = np.empty((n_tokens, attn.width), np.float32) if attn.gated else None
+        gate = np.empty((n_tokens, width), np.float32) if (width := gate_width(attn)) else None
         q = self._store(x, layer, spec, inputs, cache, cache.rows_of(batch), gate)
         out: Floats = attention(
             self.attention,
@@ -170,11 +186,18 @@ class AttentionLayer:
             merge=self.merged,
         )
         out = out.reshape(n_tokens, -1)
+        if attn.output_scale != 1.0:
+            out *= np.float32(attn.output_scale)
         return out if gate is None else self._gated(gate, out, attn)
 
     def is_fused(self, layer: LayerWeights, attn: AttentionSpec) -> bool:
         """Whether a chain can run its products."""
-        return runs(*_projections(layer.attention)) and not (attn.gated and attn.key_dim % LANES)
+        size = attn.key_dim
+        return (
+            runs(*_projections(layer.attention))
+            and size == attn.value_dim
+            and not (gate_width(attn) and size % LANES)
+        )
 
     def merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
         """What `merge_segments` gives, in the place of the first."""
@@ -205,14 +228,14 @@ class AttentionLayer:
         return parts[0][0]
 
     def _gated(self, gate: Floats, out: Floats, attn: AttentionSpec) -> Floats:
-        """sigmoid(gate) * out, in the place of `gate`."""
+        """See `add_gate`."""
 
         def make(chain: Chain) -> None:
             add_gate(chain, "gate", "out", n_tokens, attn)
 
         n_tokens = len(gate)
         self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
-        return gate
+        return out if attn.head_gated else gate
 
     def _store(
         self,
@@ -278,7 +301,11 @@ class AttentionLayer:
         products = [with_bias(weights.attn_q, both or "q")]
         products += [
             with_bias(linear, name)
-            for name, linear in (("k", weights.attn_k), ("v", weights.attn_v))
+            for name, linear in (
+                ("k", weights.attn_k),
+                ("v", weights.attn_v),
+                ("gate", weights.attn_gate),
+            )
             if linear is not None
         ]
         add_products(chain, h, n_tokens, products)

@@ -130,13 +130,18 @@ def runs(*layers: Linear | None) -> bool:
 
 def activate_source(mlp: MlpSpec) -> KernelSource:
     """The kernel of a block's activation, where it has one of its own."""
-    parameters = {"ACTIVATION": mlp.activation, "GATED": mlp.gated, "SPARSE": mlp.sparsity != 0}
+    parameters = {
+        "ACTIVATION": mlp.activation,
+        "GATED": mlp.gated,
+        "SPARSE": mlp.sparsity != 0,
+        "LIMITED": mlp.limit != 0,
+    }
     return KernelSource("linear/activate", parameters)
 
 
 def has_common_kernel(mlp: MlpSpec) -> bool:
     """Whether the block's activation is among those that are compiled together."""
-    return mlp.gated and not mlp.sparsity and mlp.activation in GATED
+    return mlp.gated and not mlp.sparsity and not mlp.limit and mlp.activation in GATED
 
 
 @dataclass(frozen=True)
@@ -299,6 +304,8 @@ class LayerChains:
             job = job._replace(parameters=self.floats(*alphas, p.beta, p.eps))
         elif mlp.sparsity:
             job = job._replace(parameters=self.floats(mlp.sparsity))
+        elif mlp.limit:
+            job = job._replace(parameters=self.floats(mlp.limit))
         worker = specialized(activate_source(mlp))["activate"]
         chain.add(worker, job, min(n_threads(), n_rows))
 

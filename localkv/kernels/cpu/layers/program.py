@@ -52,7 +52,13 @@ from localkv.kernels.cpu.attention.program import AttentionSteps
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers import latents, recurrent
-from localkv.kernels.cpu.layers.attention import add_gate, add_merge, add_sinks, is_stored_at_once
+from localkv.kernels.cpu.layers.attention import (
+    add_gate,
+    add_merge,
+    add_sinks,
+    gate_width,
+    is_stored_at_once,
+)
 from localkv.kernels.cpu.layers.chains import FEW_TOKENS, RESIDUALS, ROW_STEPS, adds_at_once, runs
 from localkv.kernels.cpu.layers.layer import CpuLayer, down_of
 from localkv.kernels.cpu.linear.embedding import Embedding
@@ -160,6 +166,7 @@ class LayerSteps:
             and len(self.cache.segments) <= MOST_PARTS
             and self.inputs.q_scale is None
             and attn.key_dim == attn.value_dim
+            and attn.output_scale == 1.0
             and attn.key_dim % LANES == 0
         )
 
@@ -185,7 +192,9 @@ class LayerSteps:
             **places.inputs(self.layer.positions),
             **places.stored(cache),
         }
-        gate = places.buffer(f"gate{part}", n, attn.width) if attn.gated else None
+        gate = None
+        if width := gate_width(attn):
+            gate = places.buffer(f"gate{part}", n, width)
         if gate is not None:
             named["gate"] = gate
         chain.bind(**named)
@@ -197,10 +206,9 @@ class LayerSteps:
             add_merge(chain, sums, sinks, shape)
         elif sinks is not None:
             add_sinks(chain, out, lse, sinks, shape)
-        if gate is None:
-            return out.reshape(n, attn.width)
-        add_gate(chain, gate, out, n, attn)
-        return gate
+        if gate is not None:
+            add_gate(chain, gate, out, n, attn)
+        return gate if gate is not None and attn.gated else out.reshape(n, attn.width)
 
     def _add_sums(
         self, part: int, index: int, chain: Chain, q: Floats, attn: AttentionSpec

@@ -33,6 +33,7 @@ read_activation_job = reader(ActivationJob)
 ACTIVATION = parameter("ACTIVATION", "relu")
 GATED = parameter("GATED", False)
 SPARSE = parameter("SPARSE", False)
+LIMITED = parameter("LIMITED", False)
 LIMIT = np.float32(7.0)
 """gpt-oss's clamp."""
 
@@ -105,6 +106,10 @@ def activate(address: Address, thread: Count) -> None:
                 limit = f32x16(LIMIT)
                 other = maximum(minimum(load_f32(up, i), limit), sub(zero_f32(), limit))
                 y = mul(y, add(other, f32x16(np.float32(1))))
+            elif LIMITED:
+                limit = f32x16(get_f32(job.parameters, 0))
+                other = maximum(minimum(load_f32(up, i), limit), sub(zero_f32(), limit))
+                y = mul(minimum(y, limit), other)
             elif GATED:
                 y = mul(y, load_f32(up, i))
             store_f32(x, i, y)

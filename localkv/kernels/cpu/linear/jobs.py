@@ -331,6 +331,26 @@ class SplitJob(NamedTuple):
     gate: Item
 
 
+class HeadGateJob(NamedTuple):
+    """Attention's output to be multiplied by a gate for each head, in place.
+
+    Attributes:
+        next_row: the token to take next.
+        n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
+        x: [n_rows, n_heads, head_dim].
+        gate: [n_rows, n_heads], before its activation.
+        is_softplus: the activation is softplus, not a sigmoid.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_heads: Item
+    head_dim: Item
+    x: Item
+    gate: Item
+    is_softplus: Item
+
+
 class SinkJob(NamedTuple):
     """Sums of attention to be shared with sinks, in place.
 

@@ -450,8 +450,9 @@ def experts_run(moe: MoeWeights) -> bool:
 
 def expert_sources(moe: MoeSpec) -> list[KernelSource]:
     """The kernels that routed experts need, products aside."""
-    sources = [route_source(moe), ROWS]
-    return sources if has_common_kernel(moe.expert) else [*sources, activate_source(moe.expert)]
+    blocks = (moe.expert, moe.shared) if moe.n_ff_shared else (moe.expert,)
+    activations = [activate_source(block) for block in blocks if not has_common_kernel(block)]
+    return [route_source(moe), ROWS, *activations]
 
 
 @dataclass

@@ -391,7 +391,7 @@ def why_not(spec: MlpSpec) -> str:
     """What a block has that no kernel does, in words; empty if there is nothing."""
     if spec.activation not in (GATED if spec.gated else PLAIN):
         return f"{spec.activation} {'with' if spec.gated else 'without'} a gate"
-    return ""
+    return "a SwiGLU with a limit" if spec.limit else ""
 
 
 def hidden_rows(source: Tensor, by: Norm | None, weights: MlpWeights, spec: MlpSpec) -> Tensor:
