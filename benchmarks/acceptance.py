@@ -68,7 +68,7 @@ def main() -> None:
                 engine_module.new_speculator = (
                     make
                     if probability is None or spec == "none"
-                    else lambda *_, p=probability: oracle(p)
+                    else lambda *_, p=probability, **__: oracle(p)
                 )
                 engine.reset()
                 done = llm.complete(prompt, max_tokens=250, temperature=0.0, spec=spec)

@@ -25,7 +25,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.logprobs import Predictions
 from localkv.engine.reasoning import ReasoningBudget
-from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
+from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter, check_head
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.stream import Completion, TextStream, TokenDecoder
 from localkv.engine.tokenized_model import (
@@ -52,7 +52,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.smoothing import changed_tensors
 from localkv.loader.tokenizer import Tokenizer
-from localkv.loader.weights import checked_spec, load_model, lock_weights
+from localkv.loader.weights import check_tensors, checked_spec, load_model, lock_weights
 from localkv.memory.fit import (
     Budgeted,
     beyond_training,
@@ -486,7 +486,8 @@ class TextModel(LoadedModel):
             grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
                 or a `Grammar`. In an answer either of the two holds after its reasoning.
             spec: how tokens are guessed for this text, "none", "ngram" or, if a model that drafts
-                is loaded, "draft", and not as the LLM was told to. The text is the same.
+                is loaded, "draft", or "mtp" if the model's own block is, and not as the LLM was
+                told to. The text is the same.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.
@@ -873,6 +874,7 @@ def loaded_engine(
     smoothing: Smoothing | None,
     decoded: Collection[str],
     speculation: Speculation,
+    head_cache: CacheConfig | None,
     mlock: bool,
     use_mmap: bool,
     report: OnProgress,
@@ -885,6 +887,7 @@ def loaded_engine(
         smoothing: what the weights are changed by.
         decoded: names of tensors that become float32.
         speculation: how tokens are guessed, which takes kernels of its own.
+        head_cache: types of K and V of the block that predicts a further token, if that is loaded.
         mlock: keep the weights in memory.
         use_mmap: the file is mapped; weights that lie in it may be laid out while the first tokens
             are evaluated, unless they are locked.
@@ -913,6 +916,7 @@ def loaded_engine(
             smoothing=smoothing,
             decoded=decoded,
             late=use_mmap and not mlock,
+            predicts=head_cache is not None,
         )
         if mlock and (problem := lock_weights(model.weights, backend)):
             warnings.append(problem)
@@ -923,8 +927,10 @@ def loaded_engine(
             report("kernels", 0, 0)
             if speculation.is_on or not all_linked:
                 engine.warm_up()
-            if speculation.is_on:
+            if speculation.is_on and head_cache is None:
                 engine.warm_up_drafts(speculation)
+        if head_cache is not None:
+            engine.add_head(head_cache)
         if backend.late is not None:
             backend.late.begin()
     if unused:
@@ -1139,10 +1145,18 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         if self.speculation.is_on and backend.records:
             self.warnings.append(RECORDING_LEFT)
         check_drafter(self.speculation, draft_model)
+        check_head(drafter != "mtp" or not backend.records, "on a GPU none is run yet")
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = checked_spec(self.gguf)
+        has_head = self.config.prediction is not None
+        is_free = spec is None and draft_model is None and n_parallel == 1
+        if has_head and is_free and not backend.records:
+            self.speculation = replace(self.speculation, drafter="mtp")
+        if self.speculation.drafter == "mtp":
+            check_head(has_head, f"{self.gguf.path.name} has none")
+            check_tensors(self.gguf, self.config, predicts=True)
         context = chosen_context(n_ctx, self.config)
         self.warnings += beyond_training(context, self.config)
         cache = CacheConfig(
@@ -1198,13 +1212,18 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
             activations=activations,
         )
-        draft = None
+        draft, types = None, (cache_type_k_draft, cache_type_v_draft)
         if draft_model is not None:
             from localkv.memory.draft_file import DraftFile
 
-            types = cache_type_k_draft, cache_type_v_draft
             draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
             memory = replace(memory, draft=draft.memory(memory))
+        head_cache = None
+        if self.speculation.drafter == "mtp":
+            from localkv.memory.draft_file import head_memory
+
+            of_head = head_memory(memory, *types, n_parallel)
+            head_cache, memory = of_head.cache, replace(memory, draft=of_head)
         self.cache, lines = budgeted.fitted(
             self.cache, memory, lambda: free_memory(backend), names_context=bool(n_ctx)
         )
@@ -1232,6 +1251,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
                 smoothing=smoothing,
                 decoded=memory.decoded,
                 speculation=self.speculation,
+                head_cache=head_cache,
                 mlock=mlock,
                 use_mmap=use_mmap,
                 report=report,
@@ -1253,7 +1273,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         used = tuple(
             info
             for name, info in self.gguf.tensors.items()
-            if name not in loaded.unused and not self.config.ignores(name)
+            if name not in loaded.unused and not self._ignores(name)
         )
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
@@ -1280,6 +1300,13 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             f"K/V {cache.types_text}, {self.backend.name}{draft}>"
         )
 
+    def _ignores(self, tensor: str) -> bool:
+        """Whether a tensor of the file is none that text, or a guess, needs."""
+        head = self.config.prediction if self.speculation.drafter == "mtp" else None
+        if head is not None and tensor.startswith(f"blk.{head.block}."):
+            return False
+        return self.config.ignores(tensor)
+
     def _drafting(self, file: DraftFile, **arguments: Any) -> LLM:
         """Load a model that drafts for this one."""
         draft = LLM(
@@ -1288,6 +1315,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             cache_type_k=file.cache.type_k,
             cache_type_v=file.cache.type_v,
             exact=False,
+            spec="none",
             fit="off",  # it was counted before
             progress=False,
             **arguments,

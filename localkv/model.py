@@ -39,6 +39,7 @@ from localkv.kernels.layer_weights import (
     Norm,
     PerLayerTable,
 )
+from localkv.kernels.namespace import namespace
 from localkv.kernels.streams import (
     AltUpStreams,
     OneStream,
@@ -57,11 +58,28 @@ PER_LAYER_ROWS = Method("rows of the file, decoded in NumPy; the host draws toke
 
 
 @dataclass(frozen=True)
+class PredictionWeights:
+    """The block that predicts a further token (`PredictionSpec`).
+
+    Attributes:
+        eh_proj: [n_embd, 2 n_embd], of e before h.
+        embedding_norm, hidden_norm: of e and of h.
+        model: the block as a model of one layer; what it shares with the model is the same object.
+    """
+
+    eh_proj: Linear
+    embedding_norm: Norm
+    hidden_norm: Norm
+    model: ModelWeights
+
+
+@dataclass(frozen=True)
 class ModelWeights:
     """All weights. Norms are float32; matrices stay packed; a tied `output` is `token_embd`.
 
     `rope_divisors`, by the tensors' names, are on the host, since frequencies are made once.
     `per_layer` and `altup` are None but where layers have per-layer inputs, and several streams.
+    `prediction` is None unless it was asked for.
     """
 
     token_embd: PackedTensor
@@ -71,6 +89,7 @@ class ModelWeights:
     rope_divisors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     per_layer: PerLayerTable | None = None
     altup: AltUpProjections | None = None
+    prediction: PredictionWeights | None = None
 
 
 class Transformer:
@@ -139,6 +158,70 @@ class Transformer:
         if not len(batch.logit_rows):
             return self.backend.arrays.zeros(0, self.config.n_vocab)
         return self.backend.logits(streams.merged(), *head)
+
+    def forward_with_hidden(self, batch: Batch, cache: KVCache) -> tuple[Array, Array]:
+        """Run a batch as `forward` does, with the same bits on a CPU.
+
+        Returns:
+            the logits; and [tokens, n_embd], the normed hidden states of all tokens of the batch.
+        """
+        backend, weights = self.backend, self.weights
+        n_tokens, wanted = len(batch.token_ids), batch.logit_rows
+        every, head = batch, None
+        if len(wanted) == n_tokens:
+            head = Head(weights.output_norm, weights.output, self.config)
+        else:
+            every = replace(batch, logit_rows=backend.arrays.int64(range(n_tokens)))
+        x, given = self._entered(every, cache, head=head)
+        out = self._at_once(x, given)
+        if out is not None and head is not None:
+            return out, self.last_hidden()
+        x = self._one_by_one(x, given).merged() if out is None else out
+        if not len(wanted):
+            logits = backend.arrays.zeros(0, self.config.n_vocab)
+        else:
+            rows = x if every is batch else x[wanted]
+            logits = backend.logits(rows, weights.output_norm, weights.output, self.config)
+        return logits, backend.norm(x, weights.output_norm)
+
+    def last_hidden(self) -> Array:
+        """[tokens, n_embd], the normed hidden states of the batch whose logits the backend made at
+        once (`Backend.run_layers`, `Backend.run_next`), if that was the last thing it did."""
+        return self.backend.norm(self.backend.behind_layers(), self.weights.output_norm)
+
+    @property
+    def predictor(self) -> Transformer:
+        """The block that predicts a further token, as a model of one layer."""
+        assert self.weights.prediction is not None
+        return Transformer(self.config.predictor, self.weights.prediction.model, self.backend)
+
+    def joined(self, token_ids: Array, hidden: Array) -> Array:
+        """The input of the predictor's layer.
+
+        Args:
+            token_ids: int64 [tokens].
+            hidden: [tokens, n_embd], the normed hidden states of the token before each.
+
+        Returns:
+            [tokens, n_embd].
+        """
+        own, backend = self.weights.prediction, self.backend
+        assert own is not None
+        e = backend.embed(token_ids, own.model.token_embd, self.config.embedding_scale)
+        both = backend.norm(e, own.embedding_norm), backend.norm(hidden, own.hidden_norm)
+        return backend.linear(namespace(e).concatenate(both, -1), own.eh_proj)
+
+    def behind(self, x: Array, batch: Batch, cache: KVCache) -> Array:
+        """Run all layers on x [tokens, n_embd] instead of the tokens' embeddings.
+
+        Returns:
+            [rows, n_embd], of the tokens `batch.logit_rows` before the last norm. If there are
+            none, the last layer only stores what it has to, and the result is of no use.
+        """
+        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
+        given = TokenBatch(inputs, self._caches(cache), batch, None)
+        out = self._at_once(x, given)
+        return self._one_by_one(x, given).merged() if out is None else out
 
     @property
     def can_start_later(self) -> bool:

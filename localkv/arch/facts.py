@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localkv.arch.spec import NormSpec, RopeSpec
+from localkv.arch.spec import LayerSpec, NormSpec, PredictionSpec, RopeSpec
 from localkv.errors import ModelFileError
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -113,6 +113,15 @@ class Facts:
     def n_prediction_layers(self) -> int:
         """Blocks after the layers that predict further tokens (multi-token prediction)."""
         return self.integer("nextn_predict_layers", 0)
+
+    def prediction(self, layer: LayerSpec) -> PredictionSpec | None:
+        """The first block that predicts further tokens, whose layer is such a one; None if the file
+        has none."""
+        block = self.n_layers
+        if f"blk.{block}.nextn.eh_proj.weight" not in self.shapes:
+            return None
+        names = ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+        return PredictionSpec(block, layer, *map(self.rms_norm, names))
 
     @property
     def n_layers(self) -> int:

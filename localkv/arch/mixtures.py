@@ -171,7 +171,8 @@ def glm_moe(facts: Facts) -> ModelSpec:
     layer = LayerSpec(
         attention, moe, facts.rms_norm("attn_norm"), facts.rms_norm("post_attention_norm")
     )
-    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, leading_dense(facts)))
+    layers = with_dense(facts, [layer] * facts.n_layers, leading_dense(facts))
+    return plain.model(facts, layers, prediction=facts.prediction(layer))
 
 
 GPT_OSS_PERIOD = 2

@@ -122,7 +122,8 @@ def _hybrid(facts: Facts, ffn: MlpSpec | MoeSpec, *, heads_in_turn: bool) -> Mod
     flags = recurrent_layers(facts)
     if all(flags):
         raise ModelFileError("a model of recurrent layers only is not supported")
-    return plain.model(facts, [recurrent if flag else attending for flag in flags])
+    layers = [recurrent if flag else attending for flag in flags]
+    return plain.model(facts, layers, prediction=facts.prediction(attending))
 
 
 def _gated_experts(facts: Facts) -> MoeSpec:

@@ -614,6 +614,29 @@ class CacheGroup:
 
 
 @dataclass(frozen=True)
+class PredictionSpec:
+    """A block that predicts a further token (multi-token prediction, DeepSeek-V3, arXiv:2412.19437,
+    section 2.2).
+
+    With h, the normed output of the model's layers for a token, and e, the embedding of the token
+    after it, the block's layer works on x = eh_proj [norm(e), norm(h)]. The normed output of the
+    layer makes logits of the token that follows, and is the h of that token's prediction.
+
+    Attributes:
+        block: its number among the file's blocks.
+        layer: its layer.
+        embedding_norm, hidden_norm: of e and of h.
+        output_norm: of the layer's output; a file without its tensor has the model's.
+    """
+
+    block: int
+    layer: LayerSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    output_norm: NormSpec
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Sizes and constants of one model.
 
@@ -629,6 +652,7 @@ class ModelSpec:
         ignored_tensors: what names of tensors begin with that the file may have and text does not
             need, such as blocks that predict further tokens.
         altup: there are several residual streams, or None.
+        prediction: the block that predicts a further token, or None.
     """
 
     architecture: str
@@ -643,10 +667,18 @@ class ModelSpec:
     logit_softcap: float = 0.0
     ignored_tensors: tuple[str, ...] = ()
     altup: AltUpSpec | None = None
+    prediction: PredictionSpec | None = None
 
     def ignores(self, tensor: str) -> bool:
         """Whether a tensor of the file is none that text needs."""
         return tensor.startswith(self.ignored_tensors)
+
+    @cached_property
+    def predictor(self) -> ModelSpec:
+        """The block that predicts, as a model of one layer."""
+        assert self.prediction is not None
+        own = self.prediction
+        return replace(self, layers=(own.layer,), output_norm=own.output_norm, prediction=None)
 
     @property
     def n_layers(self) -> int:

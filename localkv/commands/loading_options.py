@@ -505,7 +505,8 @@ def speculation_options() -> list[click.Parameter]:
             type=Choice(DRAFTERS),
             help="Guess tokens and evaluate several at once; the text stays the same. ngram: go on "
             "as the text did where its last tokens came up before. draft: as -md's model says. "
-            "[default: draft with -md, else none]",
+            "mtp: as a block of the model's own file says, on a CPU. [default: draft with -md, "
+            "else mtp if the file has such a block and one text runs at a time, else none]",
         ),
         *draft_model_options(),
         _SPEED.option(
@@ -571,7 +572,7 @@ def speculation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         ModelFileError: its file can't be read.
     """
     if "spec" not in values:
-        return {}
+        return {"spec": "none"}
     file, spec = values["draft_model"], values["spec"]
     if spec is not None or file is not None:
         check_drafter(Speculation(spec or "draft"), file)
@@ -579,5 +580,4 @@ def speculation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         from localkv.loader.gguf_file import open_gguf
 
         open_gguf(file)  # says what is wrong before anything heavy is imported
-    types = {name: values[name] for name in _DRAFT_TYPES} if file is not None else {}
-    return {**{name: values[name] for name in _SPECULATION}, **types}
+    return {name: values[name] for name in (*_SPECULATION, *_DRAFT_TYPES)}

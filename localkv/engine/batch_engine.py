@@ -22,7 +22,9 @@ from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.logprobs import check_logprobs
 from localkv.engine.prefix import Text
 from localkv.engine.scheduler import Request, Scheduler, SchedulerConfig
-from localkv.engine.speculation.draft_model import new_speculator
+from localkv.engine.speculation.config import Speculation, check_drafter, check_head
+from localkv.engine.speculation.draft_model import ModelSpeculator
+from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.step_runner import BatchStats, ModelSteps, RequestRows, StepRunner
 from localkv.errors import ContextOverflowError, LocalKVError, ModelClosedError, counted
 from localkv.model import Transformer
@@ -56,6 +58,40 @@ class Pages:
     shared: int
     kept: int
     lost: int
+
+
+def new_speculator(
+    config: Speculation, engine: Engine, request: Request, *, reads_late: bool = False
+) -> Speculator | None:
+    """What drafts for a new generation, or None.
+
+    Args:
+        engine: has the model that drafts, if there is one, or the model's own block.
+        request: the generation's.
+        reads_late: a model that drafts reads a text when it first drafts for it, and not at the
+            text's beginning.
+
+    Raises:
+        UsageError: one of these should draft, and there is none.
+    """
+    match config.drafter:
+        case "none":
+            return None
+        case "ngram":
+            return Speculator(config, engine.prices)
+        case "mtp":
+            from localkv.engine.speculation.prediction_head import head_speculator
+
+            check_head(engine.head is not None, "none was loaded")
+            assert engine.head is not None
+
+            def is_over() -> bool:
+                return request.state == "done"
+
+            return head_speculator(config, engine.head, request.text, is_over)
+    check_drafter(config, engine.draft)
+    assert engine.draft is not None
+    return ModelSpeculator(config, engine.draft, reads_late=reads_late)
 
 
 class BatchEngine:
@@ -165,9 +201,7 @@ class BatchEngine:
         )
         # where others run, a draft would have to wait for its model at the text's beginning
         reads_late = not self._is_in_place
-        speculator = new_speculator(
-            options.speculation, engine.prices, engine.draft, reads_late=reads_late
-        )
+        speculator = new_speculator(options.speculation, engine, request, reads_late=reads_late)
         host = (options.logprobs, options.predictions, options.constraint, speculator)
         on_host = any(one is not None for one in host)
         generation = Generation(

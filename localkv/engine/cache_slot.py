@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array, Batch, Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.engine.prefix import SALTED, PrefixCache, Text, marked, unmarked
+from localkv.engine.prefix import SALTED, PrefixCache, Saw, Text, marked, unmarked
 from localkv.engine.recorded import DecodeLoop, NextTokens
 from localkv.errors import ModelClosedError
 from localkv.kernels.backend import Guessed, Guessing
@@ -171,9 +171,17 @@ class CacheSlot:
         self.cache.checkpoint(self.sequence)
 
     def evaluate(
-        self, ids: Sequence[int], logits: Wanted = "last", *, generated: bool = False
+        self,
+        ids: Sequence[int],
+        logits: Wanted = "last",
+        *,
+        generated: bool = False,
+        saw: Saw | None = None,
     ) -> Array:
         """Run `ids`, in one batch, after those that are held: float32 [rows, n_vocab], as wanted.
+
+        Args:
+            saw: as `Text` has it; where no step is recorded.
 
         Raises:
             LocalKVError: they do not fit the context.
@@ -187,8 +195,10 @@ class CacheSlot:
         elif generated and (logits == "all" or len(ids) == 1):
             self.use_threads(len(ids))
             out = self._next.logits([(self.sequence, ids)])
+            if out is not None and saw is not None:
+                saw(self.sequence.length, self.model.last_hidden())
         if out is None:
-            out = self.forward(self.model, ids, logits, generated=generated)
+            out = self.forward(self.model, ids, logits, generated=generated, saw=saw)
         self._hold(ids, generated=generated)
         return out
 
@@ -267,13 +277,23 @@ class CacheSlot:
             self.cache.states.keep(self.sequence)
 
     def forward(
-        self, model: Transformer, ids: Sequence[int], logits: Wanted, *, generated: bool
+        self,
+        model: Transformer,
+        ids: Sequence[int],
+        logits: Wanted,
+        *,
+        generated: bool,
+        saw: Saw | None = None,
     ) -> Array:
         """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
         self.use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
-            out = model.forward(batch, self.cache)
+            if saw is None:
+                out = model.forward(batch, self.cache)
+            else:
+                out, hidden = model.forward_with_hidden(batch, self.cache)
+                saw(self.sequence.length, hidden)
         if generated and len(batch.logit_rows) == len(ids):
             self._next.note([self.sequence], batch)
         return out
@@ -373,16 +393,17 @@ class CacheSlot:
             float32 [1, n_vocab], the logits of the text's last token, if the piece reaches it. With
             drafts [1 + len(drafts), n_vocab]: the drafts' logits follow. Valid until the next call.
         """
-        ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
+        ids, n_prompt, states, saw = text.ids, text.n_prompt, self.cache.states, text.saw
         at = self.sequence.length
         end = at + n_tokens
         if drafts:
             states.mark(self.sequence)
-            return self.evaluate([*ids[at:], *drafts], "all", generated=True)[n_tokens - 1 :]
+            every = [*ids[at:], *drafts]
+            return self.evaluate(every, "all", generated=True, saw=saw)[n_tokens - 1 :]
         wanted: Wanted = "last" if end == len(ids) else "none"
         if at >= n_prompt:
-            return self.evaluate(ids[at:end], wanted, generated=True)
-        out = self.evaluate(ids[at:end], wanted)
+            return self.evaluate(ids[at:end], wanted, generated=True, saw=saw)
+        out = self.evaluate(ids[at:end], wanted, saw=saw)
         if end == n_prompt:
             self.cache.checkpoint(self.sequence, exactly=False)
         elif end < min(at + self.n_batch, n_prompt):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,9 @@ from localkv.engine.speculation.speculator import SIZES, Prices
 from localkv.errors import ContextOverflowError, LocalKVError, byte_size
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
+
+if TYPE_CHECKING:
+    from localkv.engine.speculation.prediction_head import PredictionHead
 
 T = TypeVar("T")
 
@@ -61,6 +65,7 @@ class Engine:
 
     Attributes:
         draft: a smaller model that drafts, if there is one.
+        head: the model's own block that drafts, if it was loaded (`add_head`).
 
     Raises:
         UsageError: a type's scales are missing or not this model's.
@@ -84,6 +89,7 @@ class Engine:
         check_scales(cache, model.config)
         self.prices = Prices()
         self.draft: DraftModel | None = None
+        self.head: PredictionHead | None = None
         self.cache = allocated_cache(model, cache, n_batch, make_cache)
         if self.cache.ladder is not None:
             n_batch = self.cache.ladder.sizes.batch(n_batch)
@@ -126,7 +132,7 @@ class Engine:
         Generations and other users of `slot` get a `ModelClosedError` from now on.
         """
         self.slot.close()
-        del self.model, self.cache, self.draft, self.check_source
+        del self.model, self.cache, self.draft, self.head, self.check_source
 
     def warm_up(self) -> None:
         """Run the model on some tokens and forget them, so that all kernels it needs are compiled
@@ -137,6 +143,24 @@ class Engine:
         """Do what else the first prompt would wait for: lay out weights that loading left for it,
         and run all layers once."""
         self.slot.turn(lambda: finish_loading(self.slot))
+
+    def add_head(self, cache: CacheConfig) -> None:
+        """Have the block of the model that predicts a further token guess.
+
+        Args:
+            cache: its types of K and V; the context and the sequences are the model's.
+
+        Raises:
+            LocalKVError: its cache does not fit the memory.
+        """
+        from localkv.engine.speculation.prediction_head import PredictionHead
+
+        sizes = self.cache.n_ctx, self.cache.n_sequences
+        block = self.model.predictor
+        own = replace(cache, n_ctx=sizes[0], n_sequences=sizes[1])
+        rows = allocated_cache(block, own, self.n_batch)
+        self.head = PredictionHead(self.model, block, rows, self.n_batch, self.prices)
+        self.slot.turn(self.head.warm_up)
 
     def warm_up_drafts(self, speculation: Speculation) -> None:
         """Run batches of the sizes that drafts have, and measure what they cost."""

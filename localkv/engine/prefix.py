@@ -10,12 +10,14 @@ Tokens are compared, all of them, and never hashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
 
@@ -23,6 +25,10 @@ GENERATED = 1 << 31
 """Marks a token that was evaluated as a generated one, in an array of marked ids."""
 SALTED = 1 << 32
 """What a text's salt is multiplied with there."""
+
+
+Saw: TypeAlias = Callable[[int, Array], None]
+"""(position, [tokens, n_embd])"""
 
 
 @dataclass(eq=False)
@@ -34,11 +40,14 @@ class Text:
         n_prompt: the number of leading tokens that came at once, as a prompt; the others were drawn
             one by one.
         salt: texts of different salts have no rows in common, whatever their tokens are.
+        saw: told of the normed hidden states [tokens, n_embd] of its tokens, and of guesses after
+            them, from a position on, as they are evaluated; or None.
     """
 
     ids: list[int]
     n_prompt: int
     salt: int = 0
+    saw: Saw | None = None
 
     def marked(self, length: int) -> NDArray[np.int64]:
         """The first `length` tokens: int64 [length], `marked`."""

@@ -489,6 +489,8 @@ class ModelSteps:
         logits = self._next.logits(pieces)
         if logits is None:
             return None
+        if any(part.request.text.saw for part in parts):
+            self._tell(parts, self.slot.model.last_hidden())
         ends, end = list[tuple[Part, Array]](), 0
         for part in parts:
             start, end = end, end + part.n_rows
@@ -513,10 +515,23 @@ class ModelSteps:
         cache, model = self.slot.cache, self.slot.model
         batch = cache.batch(pieces, logits=wanted, generated=generated)
         with model.backend.arrays.inference():
-            logits = model.forward(batch, cache)
+            if any(part.request.text.saw for part in parts):
+                logits, hidden = model.forward_with_hidden(batch, cache)
+                self._tell(parts, hidden)
+            else:
+                logits = model.forward(batch, cache)
         if all(generated) and len(logits) == batch.starts[-1]:
             self._next.note([sequence for sequence, _ in pieces], batch)
         return [(part, logits[end - 1 - len(part.drafts) : end]) for part, end in ends]
+
+    @staticmethod
+    def _tell(parts: Sequence[Part], hidden: Array) -> None:
+        """Tell texts of the hidden states [rows, n_embd] of the parts, before these count."""
+        end = 0
+        for part in parts:
+            start, end = end, end + part.n_rows
+            if part.request.text.saw is not None:
+                part.request.text.saw(part.request.n_held, hidden[start:end])
 
 
 WORTH_WAITING = 32

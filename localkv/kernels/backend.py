@@ -243,6 +243,11 @@ def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) 
     return None
 
 
+def nothing_behind() -> Array:
+    """What backends do that run no layers at once."""
+    raise NotImplementedError
+
+
 class Guessing(NamedTuple):
     """When tokens are no longer guessed.
 
@@ -344,6 +349,8 @@ class Backend:
         run_layers: all layers at once, for the batches for which it has that.
         run_next: layers and logits of generated tokens that differ little from the batch before.
         run_guesses: the most probable tokens that follow such ones, at once.
+        behind_layers: [tokens, n_embd] after the last layer, where `run_layers` or `run_next` made
+            logits of it; valid until one of them runs again.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         late: the same for weights that may be laid out after loading; None if none are.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
@@ -383,6 +390,7 @@ class Backend:
     run_layers: RunLayers = run_one_by_one
     run_next: RunNext = run_nothing_next
     run_guesses: RunGuesses = run_no_guesses
+    behind_layers: Callable[[], Array] = nothing_behind
     late: LatePreparation | None = None
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""

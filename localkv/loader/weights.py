@@ -34,6 +34,7 @@ from localkv.arch.spec import (
     ModelSpec,
     MoeSpec,
     NormSpec,
+    PredictionSpec,
     ShortConvSpec,
 )
 from localkv.cache.arrays import Array, Arrays
@@ -73,7 +74,7 @@ from localkv.loader.tensor_reader import (
     TensorSource,
     check_tensor,
 )
-from localkv.model import ModelWeights, Transformer
+from localkv.model import ModelWeights, PredictionWeights, Transformer
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import Plane
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -88,6 +89,7 @@ def load_model(
     smoothing: Smoothing | None = None,
     decoded: Collection[str] = (),
     late: bool = False,
+    predicts: bool = False,
 ) -> tuple[Transformer, list[str]]:
     """The model in a GGUF file, on a backend.
 
@@ -99,6 +101,7 @@ def load_model(
         decoded: names of tensors that become float32 (`ModelMemory.decoded`).
         late: weights may be laid out while the model is in use (`Backend.late`), where they are
             views of the file.
+        predicts: the block that predicts a further token is read, too.
 
     Returns:
         the model, and the names of tensors that it does not know.
@@ -121,7 +124,7 @@ def load_model(
         halve_activations=config.has_experts,
         late=backend.late if late and smoothing is None and not decoded else None,
     )
-    weights = model_weights(read, config, on_layer)
+    weights = model_weights(read, config, on_layer, predicts=predicts)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]
     return Transformer(config, weights, backend), unused
 
@@ -130,11 +133,14 @@ def model_weights(
     read: TensorReader,
     config: ModelSpec,
     on_layer: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    predicts: bool = False,
 ) -> ModelWeights:
     """All tensors that a model has.
 
     Args:
         on_layer: called with the layers that are read, of how many.
+        predicts: the block that predicts a further token is read, too.
 
     Raises:
         ModelFileError: one is missing, or of the wrong shape or type.
@@ -158,7 +164,7 @@ def model_weights(
         on_layer(i, config.n_layers)
         layers.append(layer_weights(read.layer(i), spec, config.altup, n_embd))
     on_layer(config.n_layers, config.n_layers)
-    return ModelWeights(
+    weights = ModelWeights(
         token_embd=token_embd,
         layers=tuple(layers),
         output_norm=read.norm(config.output_norm, n_embd),
@@ -166,6 +172,41 @@ def model_weights(
         rope_divisors=divisors,
         per_layer=per_layer_table(read, config),
         altup=altup_projections(read, config),
+    )
+    if not predicts or config.prediction is None:
+        return weights
+    prediction = prediction_weights(
+        read.layer(config.prediction.block), config, config.prediction, weights
+    )
+    return replace(weights, prediction=prediction)
+
+
+def prediction_weights(
+    read: TensorReader, config: ModelSpec, spec: PredictionSpec, model: ModelWeights
+) -> PredictionWeights:
+    """The block that `read` hands out, which predicts a further token.
+
+    It may have an embedding, a last norm and an output matrix of its own; else it has `model`'s.
+    """
+    n_vocab, n_embd = config.n_vocab, config.n_embd
+    token_embd, output, output_norm = model.token_embd, model.output, model.output_norm
+    if read.has("nextn.embed_tokens.weight"):
+        token_embd = read.embedding("nextn.embed_tokens.weight", n_vocab, n_embd)
+    if read.has("nextn.shared_head_head.weight"):
+        output = read.linear("nextn.shared_head_head", n_vocab, n_embd)
+    if read.has(f"{spec.output_norm.tensor}.weight"):
+        output_norm = read.norm(spec.output_norm, n_embd)
+    return PredictionWeights(
+        eh_proj=read.linear("nextn.eh_proj", n_embd, 2 * n_embd),
+        embedding_norm=read.norm(spec.embedding_norm, n_embd),
+        hidden_norm=read.norm(spec.hidden_norm, n_embd),
+        model=replace(
+            model,
+            token_embd=token_embd,
+            layers=(layer_weights(read, spec.layer, None, n_embd),),
+            output_norm=output_norm,
+            output=output,
+        ),
     )
 
 
@@ -596,8 +637,10 @@ def listed_tensors(
     return _listed(_Listing(is_there), config)
 
 
-def _listed(listing: _Listing, config: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
-    model_weights(TensorReader(listing, _NothingPrepared()), config)
+def _listed(
+    listing: _Listing, config: ModelSpec, *, predicts: bool = False
+) -> list[tuple[str, tuple[int, ...]]]:
+    model_weights(TensorReader(listing, _NothingPrepared()), config, predicts=predicts)
     return list(listing.asked.items())
 
 
@@ -612,16 +655,19 @@ def checked_spec(header: ModelHeader) -> ModelSpec:
     return config
 
 
-def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
+def check_tensors(header: ModelHeader, config: ModelSpec, *, predicts: bool = False) -> None:
     """Look at all tensors that a model needs before any is read.
 
     No size from the keys is used before a tensor confirms it.
+
+    Args:
+        predicts: the model needs the block that predicts a further token, too.
 
     Raises:
         ModelFileError: one is missing, or of the wrong shape; or a matrix has a scale beside it.
     """
     listing = _Listing(header.tensors.__contains__, partial(check_tensor, header))
-    listed = _listed(listing, config)
+    listed = _listed(listing, config, predicts=predicts)
     names = {name for name, _ in listed}
     for name, _ in listed:
         scale = name.removesuffix(".weight") + ".scale"

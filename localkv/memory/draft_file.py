@@ -43,17 +43,8 @@ class DraftFile:
         """
         gguf = open_gguf(path)
         n_shared = shared_tokens(model, gguf)
-        config, cache = checked_spec(gguf), CacheConfig(type_k, type_v)
-        try:
-            check_cache(cache, config.groups)
-        except UsageError as error:
-            raise UsageError(f"the draft model: {error.message}", hint=error.hint) from error
-        if scaled := wants_scales(cache.types):
-            raise UsageError(
-                f"the draft model: cache type {scaled[0]} needs scales, which there are for the "
-                "model alone",
-                hint="use another type (-ctkd, -ctvd)",
-            )
+        config = checked_spec(gguf)
+        cache = _checked_cache("the draft model", config, type_k, type_v)
         return cls(gguf, config, n_shared, cache)
 
     def n_ctx(self, n_ctx: int) -> int:
@@ -72,3 +63,40 @@ class DraftFile:
             activations="auto",
         )
         return DraftMemory(own, self.cache)
+
+
+def head_memory(model: ModelMemory, type_k: str, type_v: str, n_sequences: int) -> DraftMemory:
+    """What the block of a model that predicts a further token takes beside its weights.
+
+    Args:
+        type_k, type_v: of its own cache.
+        n_sequences: texts at the same time.
+
+    Raises:
+        UsageError: it can't have such types of K and V.
+    """
+    config = model.config.predictor
+    cache = _checked_cache("the block that predicts", config, type_k, type_v)
+    own = replace(
+        model, tensors=(), config=config, changed=frozenset(), draft=None, activations="auto"
+    )
+    return DraftMemory(own, replace(cache, n_sequences=n_sequences))
+
+
+def _checked_cache(what: str, config: ModelSpec, type_k: str, type_v: str) -> CacheConfig:
+    """The cache of what drafts.
+
+    Raises:
+        UsageError: it can't have such types of K and V.
+    """
+    cache = CacheConfig(type_k, type_v)
+    try:
+        check_cache(cache, config.groups)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
+    if scaled := wants_scales(cache.types):
+        raise UsageError(
+            f"{what}: cache type {scaled[0]} needs scales, which there are for the model alone",
+            hint="use another type (-ctkd, -ctvd)",
+        )
+    return cache

@@ -71,6 +71,8 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "draft_max": 15,
         "draft_min": 1,
         "draft_p_min": 0.0,
+        "cache_type_k_draft": "f16",
+        "cache_type_v_draft": "f16",
         "fit": "on",
         "mlock": False,
         "use_mmap": True,

@@ -42,6 +42,7 @@ class ExpertModel:
         n_heads: heads of q of each layer, where they differ.
         value_dim: channels of a head of V.
         sinks: layers whose heads have sinks.
+        predicts: the last of the blocks predicts a further token.
     """
 
     architecture: str
@@ -61,6 +62,7 @@ class ExpertModel:
     n_heads: tuple[int, ...] = ()
     value_dim: int = HEAD
     sinks: tuple[int, ...] = ()
+    predicts: bool = False
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -115,6 +117,10 @@ class ExpertModel:
             vector("rope_freqs.weight", HEAD // 2, centre=3.0)
         for i in range(self.n_layers):
             at = f"blk.{i}."
+            if self.predicts and i == self.n_layers - 1:
+                matrix(f"{at}nextn.eh_proj", N_EMBD, 2 * N_EMBD, gain=1.4)
+                for name in ("enorm", "hnorm", "shared_head_norm"):
+                    vector(f"{at}nextn.{name}.weight", N_EMBD)
             for name in self.norms:
                 vector(f"{at}{name}.weight", N_EMBD)
             n_heads = self.n_heads[i] if self.n_heads else N_HEADS
@@ -178,6 +184,19 @@ SIGMOID = {
     "leading_dense_block_count": 1,
 }
 BIAS = "exp_probs_b.bias"
+
+GLM = ExpertModel(
+    "glm4moe",
+    4,
+    {**SIGMOID, "expert_shared_count": 1, "nextn_predict_layers": 1},
+    dense=(0,),
+    norms=("attn_norm", "post_attention_norm"),
+    head_norms=True,
+    selection_bias=BIAS,
+    n_shared=N_FF,
+    predicts=True,
+)
+"""A GLM with a block that predicts a further token."""
 
 EXPERT_MODELS = {
     "deepseek": ExpertModel(

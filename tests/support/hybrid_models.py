@@ -46,11 +46,13 @@ class HybridModel:
     Attributes:
         architecture: one of `LAYERS`.
         keys: without the architecture's prefix, besides sizes.
+        predicts: a block behind the layers predicts a further token (qwen35).
     """
 
     architecture: str
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    predicts: bool = False
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(sum(self.architecture.encode()))
@@ -60,6 +62,13 @@ class HybridModel:
         self._vector(f"{final}.weight", N_EMBD)
         for i, kind in enumerate(self.layers):
             self._layer(f"blk.{i}.", kind)
+        if self.predicts:
+            at = f"blk.{N_LAYERS}."
+            self._layer(at, "gated")
+            self._matrix(f"{at}nextn.eh_proj", N_EMBD, 2 * N_EMBD, gain=1.4)
+            for name in ("enorm", "hnorm", "shared_head_norm"):
+                self._vector(f"{at}nextn.{name}.weight", N_EMBD)
+            self.keys = {**self.keys, "block_count": N_LAYERS + 1, "nextn_predict_layers": 1}
 
     @property
     def layers(self) -> list[str]:
@@ -225,5 +234,5 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
-def hybrid(architecture: str) -> HybridModel:
-    return HybridModel(architecture, KEYS[architecture])
+def hybrid(architecture: str, *, predicts: bool = False) -> HybridModel:
+    return HybridModel(architecture, KEYS[architecture], predicts=predicts)

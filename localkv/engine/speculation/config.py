@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from localkv.errors import UsageError
 from localkv.option_checks import unknown_name
 
-DRAFTERS = ("none", "ngram", "draft")
-"""What drafts: nothing; the text itself, where its last tokens came up before; a smaller model."""
+DRAFTERS = ("none", "ngram", "draft", "mtp")
+"""What drafts: nothing; the text itself, where its last tokens came up before; a smaller model; a
+block of the model's own file that predicts a further token (multi-token prediction)."""
 
 MOST_DRAFTED = 63
 """Tokens that are drafted together at most."""
@@ -55,6 +56,22 @@ class Speculation:
             )
         if not 0 <= self.draft_p_min <= 1:
             raise UsageError(f"draft_p_min must be from 0 to 1, not {self.draft_p_min}")
+
+
+def check_head(has_head: bool, why: str) -> None:
+    """Refuse to have a block of the model draft where there is none.
+
+    Args:
+        why: in words, if there is none.
+
+    Raises:
+        UsageError: says so.
+    """
+    if not has_head:
+        raise UsageError(
+            f"--spec mtp needs a block that predicts further tokens: {why}",
+            hint="--spec ngram guesses with any model",
+        )
 
 
 def check_drafter(speculation: Speculation, model: object) -> None:

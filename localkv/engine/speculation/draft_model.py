@@ -11,8 +11,9 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from localkv.cache.arrays import Array
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.prefix import Text
-from localkv.engine.speculation.config import Speculation, check_drafter
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.speculator import (
     MOST_SURE,
     OUTLIER,
@@ -55,6 +56,40 @@ def most_probable(row: NDArray[np.float32]) -> tuple[int, float]:
     return token, 1 / float(np.exp(row - row[token]).sum())
 
 
+@dataclass
+class GuessTimes:
+    """What guesses took so far.
+
+    Attributes:
+        token: seconds that a token takes, smoothed; 0 before one was timed.
+        reading: the same of tokens that are read together.
+        overhead: seconds of a draft without its tokens, smoothed.
+    """
+
+    token: float = 0.0
+    reading: float = 0.0
+    overhead: float = 0.0
+
+    def timed(self, seconds: float) -> None:
+        """A token took so long."""
+        self.token = smoothed(self.token, seconds)
+
+    def read(self, n_tokens: int, seconds: float) -> float:
+        """Tokens that were read together took so long: the seconds, not much more than usual."""
+        before = self.reading
+        self.reading = smoothed(before, seconds / n_tokens)
+        return min(seconds, OUTLIER * before * n_tokens) if before else seconds
+
+    def drafted(self, n_missing: int, n_guesses: int, seconds: float) -> float:
+        """A draft took so long: the seconds, not much more than usual. Who else uses the machine
+        makes it longer, but steps without a draft, too."""
+        of_tokens, before = self.token * (n_missing + n_guesses), self.overhead
+        self.overhead = smoothed(before, max(0.0, seconds - of_tokens))
+        if before and n_missing <= FEW_MISSING:
+            seconds = min(seconds, OUTLIER * (of_tokens + before))
+        return seconds
+
+
 class DraftModel:
     """A model that drafts for texts of another one, which take turns with its cache.
 
@@ -66,9 +101,7 @@ class DraftModel:
 
     Attributes:
         pace: what was measured, in all texts.
-        seconds: that a token takes, smoothed; 0 before one was timed.
-        reading: the same of tokens that are read together.
-        overhead: seconds of a draft without its tokens, smoothed.
+        times: what it takes.
     """
 
     def __init__(self, slot: CacheSlot, n_ctx: int, n_vocab: int, prices: Prices) -> None:
@@ -76,7 +109,7 @@ class DraftModel:
         self.n_ctx = n_ctx
         self.n_vocab = n_vocab
         self.pace = DraftPace(prices)
-        self.seconds = self.reading = self.overhead = 0.0
+        self.times = GuessTimes()
         self._n_same = 0
 
     def warm_up(self) -> None:
@@ -90,11 +123,12 @@ class DraftModel:
                 text.ids += [0] * n
             timed = []
             for _ in range(_TIMES):  # the first ones took long
-                self.seconds, started = 0.0, time.perf_counter()
+                self.times.token, started = 0.0, time.perf_counter()
                 found = self.guesses(text, self._any(4))
-                seconds = time.perf_counter() - started
-                timed.append((self.seconds, seconds - self.seconds * len(found)))
-            self.seconds, self.overhead = (max(0.0, min(some)) for some in zip(*timed, strict=True))
+                seconds, token = time.perf_counter() - started, self.times.token
+                timed.append((token, seconds - token * len(found)))
+            token, overhead = (max(0.0, min(some)) for some in zip(*timed, strict=True))
+            self.times = GuessTimes(token, overhead=overhead)
             self.slot.forget()
 
         self.slot.turn(work)
@@ -111,9 +145,7 @@ class DraftModel:
             self._take(text)
             n_missing, started = len(text.ids) - self.slot.sequence.length, time.perf_counter()
             self.slot.logits(text)
-            seconds, before = time.perf_counter() - started, self.reading
-            self.reading = smoothed(before, seconds / n_missing)
-            return min(seconds, OUTLIER * before * n_missing) if before else seconds
+            return self.times.read(n_missing, time.perf_counter() - started)
 
         return self.slot.turn(work) if len(text.ids) <= self.n_ctx else 0.0
 
@@ -129,16 +161,11 @@ class DraftModel:
     def draft(
         self, text: Text, guessing: Guessing, started: float | None = None
     ) -> tuple[list[Guess], float]:
-        """Call `guesses` in a turn; and the seconds that it took since it `started`, not much more
-        than usual: who else uses the machine makes it longer, but steps without a draft, too."""
+        """Call `guesses` in a turn; and the seconds that it took since it `started`, as
+        `GuessTimes.drafted` has them."""
         started, n_missing = started or time.perf_counter(), self.n_missing(text)
         found = self.slot.turn(lambda: self.guesses(text, guessing))
-        seconds, before = time.perf_counter() - started, self.overhead
-        of_tokens = self.seconds * (n_missing + len(found))
-        self.overhead = smoothed(before, max(0.0, seconds - of_tokens))
-        if before and n_missing <= FEW_MISSING:
-            seconds = min(seconds, OUTLIER * (of_tokens + before))
-        return found, seconds
+        return found, self.times.drafted(n_missing, len(found), time.perf_counter() - started)
 
     def guesses(self, text: Text, guessing: Guessing) -> list[Guess]:
         """Tokens that may follow a text of the large model, one after the other.
@@ -156,7 +183,7 @@ class DraftModel:
         if len(missing) <= FEW_MISSING:
             found = slot.guess(missing, guessing)
             if found is not None:
-                self._timed(found.seconds)
+                self.times.timed(found.seconds)
                 pairs = zip(found.tokens, found.probabilities, strict=True)
                 return [Guess(token, confidence_of(p)) for token, p in pairs]
         return self._one_by_one(text, guessing)
@@ -177,7 +204,7 @@ class DraftModel:
             if not guessing.goes_on(likely, len(found)):
                 break
             logits = slot.evaluate([token], generated=True)
-            self._timed(time.perf_counter() - started)
+            self.times.timed(time.perf_counter() - started)
         return found
 
     def _logits(self, text: Text) -> Array | None:
@@ -205,20 +232,47 @@ class DraftModel:
         if len(ids) - slot.sequence.length > FEW_MISSING:
             text.n_prompt = len(ids)
 
-    def _timed(self, seconds: float) -> None:
-        self.seconds = smoothed(self.seconds, seconds)
+
+class Guesser(Protocol):
+    """What drafts for a text of another model.
+
+    Attributes:
+        pace: what was measured, in all texts.
+        times: what it takes.
+        n_vocab: tokens that both know.
+    """
+
+    pace: DraftPace
+    times: GuessTimes
+    n_vocab: int
+
+    def n_missing(self, text: Text) -> int:
+        """Tokens of a text to be evaluated before the first guess."""
+        ...
+
+    def lacks_much(self, text: Text) -> bool:
+        """Whether the missing tokens of a text are as many as a prompt, and read like one."""
+        ...
+
+    def read(self, text: Text) -> float:
+        """Evaluate what is missing of a text: the seconds that it took."""
+        ...
+
+    def draft(self, text: Text, guessing: Guessing, started: float) -> tuple[list[Guess], float]:
+        """Tokens that may follow; and the seconds that it took since it `started`."""
+        ...
 
 
 class ModelSpeculator(Speculator):
     """Guesses tokens of a text with a model, while it is worth it and the text is alone.
 
     Args:
-        model: which has the rows of one text at a time.
+        model: which has the rows of the text.
         reads_late: it reads a text when it first drafts for it, and not at the text's beginning:
             others may run, for which it would have to wait.
     """
 
-    def __init__(self, config: Speculation, model: DraftModel, *, reads_late: bool = False) -> None:
+    def __init__(self, config: Speculation, model: Guesser, *, reads_late: bool = False) -> None:
         self.config = config
         self.model = model
         self._reads_late = reads_late
@@ -268,7 +322,7 @@ class ModelSpeculator(Speculator):
         model, text, reading = self.model, self._text, 0.0
         lacks_much = model.lacks_much(text)
         if lacks_much and self._is_read:
-            reading = model.reading * model.n_missing(text)
+            reading = model.times.reading * model.n_missing(text)
         if not pace.may_draft(reading):
             self._n_resting = min(max(_PAUSE, pace.tokens_to_rest(reading)), _LONGEST_PAUSE)
             pace.rested(self._n_resting - 1)
@@ -280,7 +334,12 @@ class ModelSpeculator(Speculator):
             self._is_read = True
         started = time.perf_counter()
         guessing = pace.guessing(
-            most, 1 + missing, model.seconds, model.n_vocab, self.config.draft_p_min, model.overhead
+            most,
+            1 + missing,
+            model.times.token,
+            model.n_vocab,
+            self.config.draft_p_min,
+            model.times.overhead,
         )
         found, seconds = model.draft(text, guessing, started)
         pace.drafted(seconds)
@@ -470,23 +529,3 @@ class DraftPace(Pace):
 
     def _gain(self, seconds: float) -> None:
         self._lost = max(self._lost - seconds, min(self._lost, -_CREDIT * self.prices.one))
-
-
-def new_speculator(
-    config: Speculation, prices: Prices, draft: DraftModel | None, *, reads_late: bool = False
-) -> Speculator | None:
-    """What drafts for a new generation, or None.
-
-    Args:
-        prices: of the engine's batches.
-        draft: the model that drafts, if there is one.
-        reads_late: it reads a text when it first drafts for it, and not at the text's beginning.
-
-    Raises:
-        UsageError: a model should draft, and there is none.
-    """
-    if config.drafter != "draft":
-        return Speculator(config, prices) if config.is_on else None
-    check_drafter(config, draft)
-    assert draft is not None
-    return ModelSpeculator(config, draft, reads_late=reads_late)

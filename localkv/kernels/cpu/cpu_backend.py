@@ -257,6 +257,7 @@ def cpu_backend() -> Backend:
         run_layers=programs,
         run_next=programs.run_next,
         run_guesses=programs.run_guesses,
+        behind_layers=programs.behind_layers,
         turns=Turns(forget),
         compiling_ahead=_kernels_ahead,
         kept_sums=kept_sums_cpu,

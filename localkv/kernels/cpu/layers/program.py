@@ -806,16 +806,24 @@ class TokenPrograms:
         self.operations, self.embedding, self.late = operations, embedding, late
         self.attention, self.latents = attention, latents
         self.kept = dict[tuple[object, ...], _Kept]()
+        self._ran: TokenProgram | None = None
 
     def forget(self) -> None:
         """Drop all programs, so that they are made again."""
         self.kept.clear()
+        self._ran = None
+
+    def behind_layers(self) -> Floats:
+        """See `Backend.behind_layers`."""
+        assert self._ran is not None
+        return self._ran.out
 
     def run_next(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> Floats | None:
         """Run tokens that differ little from the batch before; see `Backend.run_next`."""
         program = self._last(layers, moved)
         if program is None or program.head is None or not program.move(moved, self.embedding):
             return None
+        self._ran = program
         return program.logits(program.head)
 
     def run_guesses(
@@ -864,6 +872,7 @@ class TokenPrograms:
             steps = AttentionSteps(self.attention, self.latents, len(layers))
             program = TokenProgram(self.operations, steps, layers, given, x.shape[1])
             kept = self.kept[key] = _Kept(facts, program)
+        self._ran = kept.program
         return kept.program.run(x, given)
 
 
