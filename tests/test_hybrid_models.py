@@ -22,6 +22,7 @@ from localkv.engine.generation import GenerationOptions
 from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.layer_weights import Linear
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
@@ -29,6 +30,7 @@ from localkv.quality.ranges import calibrate
 from localkv.quality.scores import ExactPrefillCache
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from support.f32_copy import f32_copy
 from support.forward import logits, new_cache, nmse, run, run_together
 from support.hybrid_models import IDS, KEYS, LAYERS, N_VOCAB, SHOWN, HybridModel, hybrid
 
@@ -69,9 +71,10 @@ def test_a_prompt_has_the_same_bits_in_any_chunks_and_in_company(file: Path) -> 
         np.testing.assert_array_equal(got, run(model, new_cache(model, F16), ids)[-1])
 
 
+@pytest.mark.parametrize("name", ["qwen35", "kimi-linear", "bailingmoe3"])
 @pytest.mark.parametrize("pair", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q5_1", "q4_0")])
-def test_packed_caches_against_float64(pair: tuple[str, str], tmp_path: Path) -> None:
-    path = hybrid("qwen35").write(tmp_path / "model.gguf")
+def test_packed_caches_against_float64(pair: tuple[str, str], name: str, tmp_path: Path) -> None:
+    path = f32_copy(hybrid(name).write(tmp_path / "f16.gguf"), tmp_path / "f32.gguf")
     exact, fast = (
         run(model, new_cache(model, SegmentSpec(*pair)), IDS, 16)
         for model in (
@@ -80,6 +83,35 @@ def test_packed_caches_against_float64(pair: tuple[str, str], tmp_path: Path) ->
         )
     )
     assert nmse(fast, exact) <= 2e-5
+
+
+@pytest.mark.parametrize("name", ["kimi-linear", "bailingmoe3"])
+def test_decays_by_channel_in_chains(name: str, tmp_path: Path) -> None:
+    """F32 matrices are steps of chains, which F16 ones beside experts are not."""
+    path = f32_copy(hybrid(name).write(tmp_path / "f16.gguf"), tmp_path / "f32.gguf")
+    model = model_of(path)
+    reference, _ = load_model(path, reference_backend(torch.float64))
+    exact = run(reference, new_cache(reference, F16), IDS)
+    want = run(model, new_cache(model, F16), IDS)
+    assert nmse(want, exact) <= 2e-6
+    assert np.array_equal(run(model, new_cache(model, F16), IDS, 7), want)
+    assert nmse(run(model, new_cache(model, F16), IDS, 1), want) <= 1e-6
+    parts = [IDS[:40], IDS[5:], IDS[2:25]]
+    alone = [run(model, new_cache(model, F16), part)[-1] for part in parts]
+    assert np.array_equal(run_together(model, [F16], parts), np.stack(alone))
+
+
+def test_q_k_and_v_of_several_types(tmp_path: Path) -> None:
+    """The products of each are rows of one convolution."""
+    model_file = hybrid("kimi-linear")
+    model_file.in_f32 = ("blk.0.attn_v.weight", "blk.3.attn_q.weight")
+    model = model_of(model_file.write(tmp_path / "model.gguf"))
+    assert [isinstance(layer.mixer.attn_k, Linear) for layer in model.weights.layers[:2]] == [
+        True,
+        False,
+    ]
+    got = run(model, new_cache(model, F16), IDS)[list(SHOWN)]
+    assert nmse(got, wanted("kimi-linear")) <= 2e-6
 
 
 def changed(model: Transformer, change: Callable[[Any, Any], tuple[Any, Any]]) -> Transformer:
@@ -131,6 +163,14 @@ def _one_group(spec: Any, held: Any) -> tuple[Any, Any]:
     return replace(spec, norm=None), replace(held, ssm_norm=None)
 
 
+def _silu_gate(spec: Any, held: Any) -> tuple[Any, Any]:
+    return replace(spec, gate_activation="silu"), held
+
+
+def _other_bound(spec: Any, held: Any) -> tuple[Any, Any]:
+    return replace(spec, least_log_decay=-4.0), held
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -147,6 +187,14 @@ def _one_group(spec: Any, held: Any) -> tuple[Any, Any]:
         ("nemotron_h", _without("ssm_d")),
         ("nemotron_h", _norm_of_ones),
         ("falcon-h1", _one_group),
+        ("kimi-linear", _conv("ssm_conv1d")),
+        ("kimi-linear", _without("ssm_a")),
+        ("kimi-linear", _without("ssm_dt")),
+        ("kimi-linear", _norm_of_ones),
+        ("kimi-linear", _silu_gate),
+        ("bailingmoe3", _without("ssm_a")),
+        ("bailingmoe3", _without("ssm_dt")),
+        ("bailingmoe3", _other_bound),
     ],
 )
 def test_every_part_matters(name: str, change: Any, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ FAMILIES = {
         "minicpm3": "minicpm3",
         "plm": "plm",
     },
+    "kimi": {"kimi-linear": "kimi_linear", "bailingmoe3": "ling3"},
     "lfm2": {"lfm2": "lfm2", "lfm2moe": "lfm2moe"},
     "mamba": {
         "granitehybrid": "granite_hybrid",

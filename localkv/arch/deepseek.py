@@ -46,14 +46,20 @@ def mistral4(facts: Facts) -> ModelSpec:
 
 def _model(facts: Facts, *, mscale_follows: bool) -> ModelSpec:
     rope, mscale = _yarn(facts, mscale_follows=mscale_follows)
-    mixer, is_dense = _attention(facts, rope, mscale), leading_dense(facts)
+    mixer, is_dense = attention(facts, rope, mscale), leading_dense(facts)
     ffn = dense(facts) if all(is_dense) else _experts(facts)
     layers = [plain.layer(facts, mixer, ffn)] * facts.n_layers
     return plain.model(facts, with_dense(facts, layers, is_dense))
 
 
-def _attention(facts: Facts, rope: RopeSpec, mscale: float = 1.0) -> LatentAttentionSpec:
-    """Attention of the file's sizes; older files give the sizes of whole keys and values."""
+def attention(
+    facts: Facts, rope: RopeSpec | None, mscale: float = 1.0, *, rank: int | None = None
+) -> LatentAttentionSpec:
+    """Attention of the file's sizes; older files give the sizes of whole keys and values.
+
+    Args:
+        rank: width of the latent of q, 0 without one; None if the first layer shows it.
+    """
     absorbed = facts.has("attention.key_length_mla")
     suffix = "_mla" if absorbed else ""
     key_dim = facts.integer(f"attention.key_length{suffix}")
@@ -61,7 +67,9 @@ def _attention(facts: Facts, rope: RopeSpec, mscale: float = 1.0) -> LatentAtten
     rope_dim = facts.integer("rope.dimension_count")
     if not 0 < rope_dim < key_dim:
         raise ModelFileError(f"RoPE can't rotate {rope_dim} channels of a head of {key_dim}")
-    rank = 0 if "blk.0.attn_q.weight" in facts.shapes else facts.integer("attention.q_lora_rank")
+    if rank is None:
+        has_q = "blk.0.attn_q.weight" in facts.shapes
+        rank = 0 if has_q else facts.integer("attention.q_lora_rank")
     scale = facts.number("attention.temperature_scale", 0.0)
     return LatentAttentionSpec(
         n_heads=facts.same_in_all_layers("attention.head_count"),
@@ -122,7 +130,7 @@ def _experts(facts: Facts) -> MoeSpec:
 def minicpm3(facts: Facts) -> ModelSpec:
     """Dense blocks, and scales that the file does not say (`src/models/minicpm3.cpp`)."""
     rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=False, long_divisors=True)
-    layer = plain.layer(facts, _attention(facts, rope), plain.mlp(facts))
+    layer = plain.layer(facts, attention(facts, rope), plain.mlp(facts))
     residual_scale = MINICPM_DEPTH / math.sqrt(facts.n_layers)
     layers = [replace(layer, residual_scale=residual_scale)] * facts.n_layers
     return plain.model(
@@ -134,4 +142,4 @@ def plm(facts: Facts) -> ModelSpec:
     """Dense blocks of squared ReLU without a gate (`src/models/plm.cpp`)."""
     rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
     mlp = plain.mlp(facts, "relu2", gated=False)
-    return plain.model(facts, plain.layer(facts, _attention(facts, rope), mlp))
+    return plain.model(facts, plain.layer(facts, attention(facts, rope), mlp))

@@ -237,6 +237,8 @@ class LatentAttentionSpec:
         rope: how the rotated part is rotated, or None.
         latent_norm, q_latent_norm: of the latents; the latter is None without a latent of q.
         temperature: how q grows with its position, or None.
+        head_gated: `attn_gate` has a row for each head, by whose sigmoid the head's output is
+            multiplied (Ling 3).
     """
 
     n_heads: int
@@ -250,6 +252,7 @@ class LatentAttentionSpec:
     latent_norm: NormSpec
     q_latent_norm: NormSpec | None = None
     temperature: Temperature | None = None
+    head_gated: bool = False
 
     @property
     def width(self) -> int:
@@ -268,6 +271,12 @@ class DeltaNetSpec:
         norm: of each head of the output.
         heads_in_turn: value head h uses key head h mod `n_key_heads`; else h div (`n_value_heads` /
             `n_key_heads`).
+        gate_activation: of the gate of the output.
+        fades_by_channel: each row of a memory fades at its own rate, not all alike (Kimi Delta
+            Attention, Kimi Team 2025, arXiv:2510.26692).
+        least_log_decay: the logarithm of a decay is this number times a sigmoid; 0 if a softplus
+            makes it.
+        low_rank: values of the latents that decays and the gate are made of; 0 if there are none.
     """
 
     n_key_heads: int
@@ -276,6 +285,10 @@ class DeltaNetSpec:
     conv_kernel: int
     norm: NormSpec
     heads_in_turn: bool
+    gate_activation: Literal["silu", "sigmoid"] = "silu"
+    fades_by_channel: bool = False
+    least_log_decay: float = 0.0
+    low_rank: int = 0
 
     @property
     def width(self) -> int:

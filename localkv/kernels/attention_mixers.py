@@ -188,7 +188,10 @@ def latent_attention(
     plain, rotated = queries(p, h, weights, attn, inputs)
     absorbed = p.head_products(plain, weights.attn_k_b)
     out = attend(p.latents, absorbed, rotated, cache, batch, attn.params, rotate=p.rotate)
-    return p.head_products(out, weights.attn_v_b).reshape(len(x), -1)
+    values = p.head_products(out, weights.attn_v_b)
+    if weights.attn_gate is not None:
+        values = values * sigmoid(p.linear(h, weights.attn_gate))[:, :, None]
+    return values.reshape(len(x), -1)
 
 
 def queries(

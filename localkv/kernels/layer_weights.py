@@ -59,6 +59,7 @@ class LatentAttentionWeights:
     Attributes:
         attn_q: [n_heads * (nope + rope), n_embd], or of the latent of q.
         attn_q_a, attn_q_a_norm: make the latent of q, or None.
+        attn_gate: [n_heads, n_embd], a gate for each head, or None.
         attn_kv_a_mqa: [latent + rope, n_embd].
         attn_kv_a_norm: of the latent.
         attn_k_b: packed [n_heads, latent, nope], from q's part without RoPE to latents.
@@ -74,6 +75,7 @@ class LatentAttentionWeights:
     output: Linear
     attn_q_a: Linear | None = None
     attn_q_a_norm: Norm | None = None
+    attn_gate: Linear | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,17 @@ class DeltaNetWeights:
     """Gated delta rule; see `DeltaNetSpec`. S is `head_dim`.
 
     Attributes:
-        attn_qkv: [2 * n_key_heads * S + n_value_heads * S, n_embd]: q, k, v.
+        attn_qkv: [2 * n_key_heads * S + n_value_heads * S, n_embd]: q, k, v; or, where these are
+            of several types in the file, only q.
+        attn_k, attn_v: the others then, or None.
         attn_gate: [n_value_heads * S, n_embd]: z.
-        ssm_beta, ssm_alpha: [n_value_heads, n_embd].
+        ssm_beta, ssm_alpha: [n_value_heads, n_embd]; alpha has S rows for each head where memories
+            fade by channel.
+        ssm_f_a, ssm_g_a: [low_rank, n_embd], make the latents that `ssm_alpha` and `attn_gate`
+            read, or None.
         ssm_conv1d: float32 [channels of q, k and v, conv_kernel].
-        ssm_dt: float32 [n_value_heads], added to alpha.
-        ssm_a: float32 [n_value_heads], -exp(A_log).
+        ssm_dt: float32, as many as alpha has rows, added to alpha.
+        ssm_a: float32 [n_value_heads], -exp(A_log); exp(A_log) where decays have a lower bound.
         ssm_norm: of each head of the output.
         output: `ssm_out`.
     """
@@ -100,6 +107,10 @@ class DeltaNetWeights:
     ssm_a: Array
     ssm_norm: Norm
     output: Linear
+    attn_k: Linear | None = None
+    attn_v: Linear | None = None
+    ssm_f_a: Linear | None = None
+    ssm_g_a: Linear | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ They stand on a depthwise convolution over the last few tokens of a sequence, an
 state, of NumPy's and torch's kind. Each token's result is the same in any chunks of its sequence.
 
     short_conv  LFM2's gated convolution
-    delta_net   Yang et al. 2024, arXiv:2412.06464
+    delta_net   Yang et al. 2024, arXiv:2412.06464; with decays by channel Kimi Team 2025,
+                arXiv:2510.26692, after llama.cpp's `src/models/kimi-linear.cpp`
     mamba2      Dao & Gu 2024, arXiv:2405.21060, after llama.cpp's `src/models/mamba-base.cpp` and
                 `ggml_ssm_scan`
 """
@@ -73,7 +74,8 @@ def scan_by_token(
     Args:
         q, k: [tokens, heads, rows of M].
         v: [tokens, heads, columns of M].
-        decay, beta: [tokens, heads].
+        decay: [tokens, heads], or [tokens, heads, rows of M].
+        beta: [tokens, heads].
         state: whose memories are M before the batch, and after it then.
 
     Returns:
@@ -84,7 +86,7 @@ def scan_by_token(
     for tokens, slot in sequences(batch):
         memory = memories[slot][0]
         for t in range(tokens.start, tokens.stop):
-            memory = memory * decay[t][:, None, None]
+            memory = memory * decay[t].reshape(len(memory), -1, 1)
             key, added = k[t][:, :, None], v[t]
             if beta is not None:
                 added = (added - xp.sum(memory * key, axis=1)) * beta[t][:, None]
@@ -170,18 +172,45 @@ def delta_net(
     xp = namespace(x)
     size, eps = net.head_dim, net.norm.eps
     h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
-    mixed = causal_conv(p.linear(h, weights.attn_qkv), weights.ssm_conv1d, state, batch)
+    products = delta_products(p.linear, h, weights)
+    mixed = causal_conv(products["mixed"], weights.ssm_conv1d, state, batch)
     mixed = activated(mixed, "silu").reshape(len(x), -1, size)
     n_keys = net.n_key_heads
     q = key_heads(unit_heads(mixed[:, :n_keys], eps) / math.sqrt(size), net)
     k = key_heads(unit_heads(mixed[:, n_keys : 2 * n_keys], eps), net)
     v = mixed[:, 2 * n_keys :]
-    beta = sigmoid(p.linear(h, weights.ssm_beta))
-    rate = softplus(p.linear(h, weights.ssm_alpha) + weights.ssm_dt)
-    decay = xp.exp(weights.ssm_a * rate)
-    out = p.scan(q, k, v, decay, beta, state, batch)
+    beta = sigmoid(products["beta"])
+    alpha = products["alpha"] + weights.ssm_dt
+    decay = xp.exp(log_decay(alpha.reshape(len(x), net.n_value_heads, -1), weights.ssm_a, net))
+    out = p.scan(q, k, v, decay if net.fades_by_channel else decay[..., 0], beta, state, batch)
     y = p.norm(out.reshape(-1, size), weights.ssm_norm).reshape(len(x), -1)
-    return y * activated(p.linear(h, weights.attn_gate), "silu")
+    z = products["z"]
+    return y * (sigmoid(z) if net.gate_activation == "sigmoid" else activated(z, "silu"))
+
+
+def delta_products(
+    linear: Callable[[Array, Linear], Array], h: Array, weights: DeltaNetWeights
+) -> dict[str, Array]:
+    """What a delta net makes of normed rows: "mixed" rows of q, k and v, "z", "beta", "alpha"."""
+    mixed = linear(h, weights.attn_qkv)
+    if weights.attn_k is not None and weights.attn_v is not None:
+        parts = (mixed, linear(h, weights.attn_k), linear(h, weights.attn_v))
+        mixed = namespace(mixed).concatenate(parts, -1)
+    of_alpha = h if weights.ssm_f_a is None else linear(h, weights.ssm_f_a)
+    of_gate = h if weights.ssm_g_a is None else linear(h, weights.ssm_g_a)
+    return {
+        "mixed": mixed,
+        "z": linear(of_gate, weights.attn_gate),
+        "beta": linear(h, weights.ssm_beta),
+        "alpha": linear(of_alpha, weights.ssm_alpha),
+    }
+
+
+def log_decay(alpha: Array, a: Array, net: DeltaNetSpec) -> Array:
+    """Logarithms of decays, of [tokens, heads, rows or 1], to which dt was added, and a [heads]."""
+    if net.least_log_decay:
+        return net.least_log_decay * sigmoid(a[:, None] * alpha)
+    return a[:, None] * softplus(alpha)
 
 
 def mamba2(

@@ -97,6 +97,8 @@ OF_MODELS = {
     "ssm.inner_size": _COUNT,
     "ssm.state_size": Range(1, 1 << 16),
     "ssm.time_step_rank": Range(1, 1 << 16),
+    "kda.head_dim": Range(1, 1 << 16),
+    "kda.gate_lower_bound": Range(-1e3, -1e-3),
     "shortconv.l_cache": Range(2, 64),
     "expert_count": Range(0, 1 << 16),
     "expert_used_count": Range(1, 1 << 16, or_zero=True),

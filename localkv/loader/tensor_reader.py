@@ -65,11 +65,16 @@ def check_tensor(header: ModelHeader, name: str, shape: tuple[int, ...]) -> Tens
     info = header.tensors.get(name)
     if info is None:
         raise ModelFileError(f"missing tensor {name!r} in {header.path.name}")
-    if info.shape != shape:
+    if info.shape != shape and (info.shape[-1:] != shape[-1:] or _long(info.shape) != _long(shape)):
         raise ModelFileError(
             f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
         )
     return info
+
+
+def _long(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of length 1, which converters add and leave out."""
+    return tuple(n for n in shape if n != 1)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,10 @@ class FileTensors:
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         info = check_tensor(self.gguf, name, shape)
-        return PackedTensor(info.format, self.gguf.data(name), info.shape)
+        rows = self.gguf.data(name)
+        if info.shape != shape:
+            rows = rows.reshape(*shape[:-1], -1)
+        return PackedTensor(info.format, rows, shape)
 
     def release(self, name: str) -> None:
         self.gguf.release(name)
@@ -205,6 +213,10 @@ class TensorReader:
         if not weight.reads_rows:
             self._release(name)
         return weight
+
+    def type_of(self, name: str, *shape: int) -> str:
+        """The type of a matrix, by its name."""
+        return self.source.packed(self.at + name, shape).format.name
 
     def _release(self, name: str) -> None:
         self.source.release(self.at + name)

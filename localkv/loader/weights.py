@@ -354,6 +354,7 @@ def latent_weights(
         attn_k_b=k_b,
         attn_v_b=v_b,
         output=read.linear("attn_output", n_embd, spec.width),
+        attn_gate=read.linear("attn_gate", spec.n_heads, n_embd) if spec.head_gated else None,
     )
 
 
@@ -395,6 +396,8 @@ def transposed(stack: PackedTensor) -> PackedTensor:
 
 
 def _delta_net(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> DeltaNetWeights:
+    if spec.fades_by_channel:
+        return _kimi_delta(read, spec, n_embd)
     attn_qkv, attn_gate = _qkvz(read, spec, n_embd)
     ssm_beta, ssm_alpha = _beta_alpha(read, spec, n_embd)
     n_heads = spec.n_value_heads
@@ -409,6 +412,42 @@ def _delta_net(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> DeltaNetW
         ssm_norm=read.norm(spec.norm, spec.head_dim),
         output=read.linear("ssm_out", n_embd, spec.width),
     )
+
+
+def _kimi_delta(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> DeltaNetWeights:
+    """Kimi Delta Attention: q, k and v have tensors of their own, as their convolutions have."""
+    width, n_heads, rank = spec.width, spec.n_value_heads, spec.low_rank
+    qkv, k, v = _kimi_qkv(read, width, n_embd)
+    convs = [read.values(f"ssm_conv1d_{part}.weight", width, spec.conv_kernel) for part in "qkv"]
+    f, g = ("ssm_f_b", "ssm_g_b") if rank else ("ssm_f_a", "ssm_g_a")
+    return DeltaNetWeights(
+        attn_qkv=qkv,
+        attn_k=k,
+        attn_v=v,
+        attn_gate=read.linear(g, width, rank or n_embd),
+        ssm_beta=read.linear("ssm_beta", n_heads, n_embd),
+        ssm_alpha=read.linear(f, width, rank or n_embd),
+        ssm_f_a=read.linear("ssm_f_a", rank, n_embd) if rank else None,
+        ssm_g_a=read.linear("ssm_g_a", rank, n_embd) if rank else None,
+        ssm_conv1d=read.floating(np.concatenate(convs)),
+        ssm_dt=read.vector("ssm_dt.bias", width),
+        ssm_a=read.vector("ssm_a", n_heads, 1).reshape(-1),
+        ssm_norm=read.norm(spec.norm, spec.head_dim),
+        output=read.linear("attn_output", n_embd, width),
+    )
+
+
+def _kimi_qkv(
+    read: TensorReader, width: int, n_embd: int
+) -> tuple[Linear, Linear | None, Linear | None]:
+    """One matrix of q, k and v; three where the file has them in several types."""
+    if read.has("attn_qkv.weight"):
+        return read.linear("attn_qkv", 3 * width, n_embd), None, None
+    names = ("attn_q", "attn_k", "attn_v")
+    if len({read.type_of(f"{name}.weight", width, n_embd) for name in names}) == 1:
+        return read.interleaved(names, 1, width, n_embd), None, None
+    q, k, v = (read.linear(name, width, n_embd) for name in names)
+    return q, k, v
 
 
 def _qkvz(read: TensorReader, spec: DeltaNetSpec, n_embd: int) -> tuple[Linear, Linear]:

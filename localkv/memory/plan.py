@@ -547,7 +547,8 @@ def q_width(layer: LayerSpec) -> int:
     of what its first product gives."""
     match layer.mixer:
         case DeltaNetSpec() as mixer:
-            return 2 * (mixer.n_key_heads + mixer.n_value_heads) * mixer.head_dim
+            n_decays = mixer.width + 2 * mixer.low_rank if mixer.fades_by_channel else 0
+            return 2 * (mixer.n_key_heads + mixer.n_value_heads) * mixer.head_dim + n_decays
         case ShortConvSpec() as mixer:
             return 3 * mixer.width
         case Mamba2Spec() as mixer:

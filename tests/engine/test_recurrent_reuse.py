@@ -40,7 +40,7 @@ from support.hybrid_models import N_VOCAB, hybrid
 CACHE = CacheConfig(n_ctx=256, ctx_checkpoints=3, checkpoint_min_step=24)
 
 
-@pytest.fixture(scope="module", params=["qwen35", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen35", "lfm2", "kimi-linear"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Transformer:
     path = tmp_path_factory.mktemp("hybrid") / "model.gguf"
     return load_model(hybrid(request.param).write(path), cpu_backend())[0]

@@ -59,6 +59,7 @@ BILLIONS = {
     "exaone4-32b": 32.0,
     "seed-oss-36b": 36.2,
     "minimax-m2": 228.7,
+    "ling-3-flash": 124.0,
     "llama4-scout": 107.8,
 }
 """Parameters of the text model, as its card or its checkpoint says."""

@@ -35,6 +35,8 @@ LAYERS = {
     "nemotron_h": ["mamba", "attention", "mlp", "mamba"],
     "nemotron_h_moe": ["mamba", "experts", "attention", "experts"],
     "falcon-h1": ["both"] * 4,
+    "kimi-linear": ["kimi", "kimi", "latent", "kimi"],
+    "bailingmoe3": ["kimi", "latent", "kimi", "latent"],
 }
 """Of each architecture, what its layers are."""
 
@@ -47,12 +49,14 @@ class HybridModel:
         architecture: one of `LAYERS`.
         keys: without the architecture's prefix, besides sizes.
         predicts: a block behind the layers predicts a further token (qwen35).
+        in_f32: matrices that are F32 in the file.
     """
 
     architecture: str
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     predicts: bool = False
+    in_f32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(sum(self.architecture.encode()))
@@ -80,15 +84,22 @@ class HybridModel:
         return "layer_norm" if self.has_lone_blocks else "layer_norm_rms"
 
     @property
+    def has_kimi_layers(self) -> bool:
+        """Whether it has Kimi Delta Attention, with experts and latent attention."""
+        return "kimi" in self.layers
+
+    @property
     def has_lone_blocks(self) -> bool:
         """Whether a layer is a mixer or a feed-forward block (Nemotron-H)."""
         return self.architecture.startswith("nemotron_h")
 
     def all_keys(self) -> dict[str, Any]:
         kinds = self.layers
-        kv_heads = [N_KV_HEADS * (kind in ("attention", "gated", "both")) for kind in kinds]
+        attending = ("attention", "gated", "both", "latent")
+        kv_heads = [N_KV_HEADS * (kind in attending) for kind in kinds]
         widths = [N_FF * (kind in ("mlp", "experts")) for kind in kinds]
         per_layer = self.has_lone_blocks or self.architecture in ("lfm2", "granitehybrid")
+        per_layer = per_layer or self.has_kimi_layers
         return {
             "block_count": N_LAYERS,
             "context_length": 512,
@@ -123,7 +134,7 @@ class HybridModel:
                 writer.add_uint32(name, value)
         for name, values in self.tensors.items():
             small = values.ndim == 1 or "conv" in name or name.endswith(("ssm_a", "ssm_d", "norm"))
-            small |= "ssm_norm" in name or "ffn_gate_inp" in name
+            small |= "ssm_norm" in name or "ffn_gate_inp" in name or name in self.in_f32
             if "shortconv" in name and "proj" in name:
                 small = False
             writer.add_tensor(name, values.astype(np.float32 if small else np.float16))
@@ -156,6 +167,10 @@ class HybridModel:
             self._mamba(at)
         if kind == "delta":
             self._delta(at)
+        if kind == "kimi":
+            self._kimi(at)
+        if kind == "latent":
+            self._latent(at)
         if kind == "conv":
             self._matrix(f"{at}shortconv.in_proj", 3 * N_EMBD, N_EMBD, gain=1.3)
             self._vector(f"{at}shortconv.conv.weight", N_EMBD, 3, centre=0.0, spread=0.8)
@@ -172,18 +187,25 @@ class HybridModel:
             return
         name = {"qwen35": "post_attention_norm.weight", "falcon-h1": "ffn_norm"}
         self._vector(f"{at}{name.get(self.architecture, 'ffn_norm.weight')}", N_EMBD)
+        if self.has_kimi_layers and at != "blk.0.":
+            self._experts(at, gated=True)
+            return
         self._matrix(f"{at}ffn_gate", N_FF, N_EMBD)
         self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
         self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
 
-    def _experts(self, at: str) -> None:
-        """Blocks without gates, which a router of F32 chooses among, and a shared one."""
+    def _experts(self, at: str, *, gated: bool = False) -> None:
+        """Blocks, which a router of F32 chooses among, and a shared one."""
+        n_shared = self.keys.get("expert_shared_feed_forward_length", N_FF)
+        if gated:
+            self._matrix(f"{at}ffn_gate_exps", N_EXPERTS, N_FF, N_EMBD)
+            self._matrix(f"{at}ffn_gate_shexp", n_shared, N_EMBD)
         self._matrix(f"{at}ffn_gate_inp", N_EXPERTS, N_EMBD, gain=2.0)
         self._matrix(f"{at}ffn_up_exps", N_EXPERTS, N_FF, N_EMBD)
         self._matrix(f"{at}ffn_down_exps", N_EXPERTS, N_EMBD, N_FF, gain=1.5)
         self._vector(f"{at}exp_probs_b.bias", N_EXPERTS, centre=0.0)
-        self._matrix(f"{at}ffn_up_shexp", N_SHARED, N_EMBD)
-        self._matrix(f"{at}ffn_down_shexp", N_EMBD, N_SHARED)
+        self._matrix(f"{at}ffn_up_shexp", n_shared, N_EMBD)
+        self._matrix(f"{at}ffn_down_shexp", N_EMBD, n_shared)
 
     def _mamba(self, at: str) -> None:
         width, state = self.keys["ssm.inner_size"], self.keys["ssm.state_size"]
@@ -212,7 +234,60 @@ class HybridModel:
         self._vector(f"{at}ssm_norm.weight", size)
         self._matrix(f"{at}ssm_out", N_EMBD, values * size)
 
+    def _kimi(self, at: str) -> None:
+        width, heads, rank = N_HEADS * HEAD, N_HEADS, HEAD
+        for part in ("q", "k", "v"):
+            self._matrix(f"{at}attn_{part}", width, N_EMBD, gain=1.3)
+            name = f"{at}ssm_conv1d_{part}.weight"
+            self._vector(name, 1, width, 1, 4, centre=0.0, spread=0.6)
+        bounded = "kda.gate_lower_bound" in self.keys
+        for part in ("f", "g"):
+            self._matrix(f"{at}ssm_{part}_a", width if bounded else rank, N_EMBD)
+            if not bounded:
+                self._matrix(f"{at}ssm_{part}_b", width, rank)
+        self._matrix(f"{at}ssm_beta", heads, N_EMBD)
+        self._vector(f"{at}ssm_dt.bias", width, centre=-1.0)
+        rates = np.linspace(0.5, 2.0, heads, dtype=np.float32)[:, None]
+        self.tensors[f"{at}ssm_a"] = rates if bounded else -rates
+        self._vector(f"{at}ssm_norm.weight", HEAD)
+        self._matrix(f"{at}attn_output", N_EMBD, width)
 
+    def _latent(self, at: str) -> None:
+        latent, rope = self.keys["attention.kv_lora_rank"], self.keys["rope.dimension_count"]
+        key, value = (self.keys[f"attention.{part}_length_mla"] for part in ("key", "value"))
+        rank = self.keys.get("attention.q_lora_rank", 0)
+        if rank:
+            self._matrix(f"{at}attn_q_a", rank, N_EMBD)
+            self._vector(f"{at}attn_q_a_norm.weight", rank)
+            self._matrix(f"{at}attn_q_b", N_HEADS * key, rank, gain=1.3)
+        else:
+            self._matrix(f"{at}attn_q", N_HEADS * key, N_EMBD, gain=1.3)
+        self._matrix(f"{at}attn_kv_a_mqa", latent + rope, N_EMBD, gain=1.3)
+        self._vector(f"{at}attn_kv_a_norm.weight", latent)
+        self._matrix(f"{at}attn_k_b", N_HEADS, latent, key - rope)
+        self._matrix(f"{at}attn_v_b", N_HEADS, value, latent)
+        if "kda.gate_lower_bound" in self.keys:
+            self._matrix(f"{at}attn_gate", N_HEADS, N_EMBD, gain=2.0)
+        self._matrix(f"{at}attn_output", N_EMBD, N_HEADS * value)
+
+
+LATENT = {
+    "attention.kv_lora_rank": 64,
+    "attention.key_length": 96,
+    "attention.value_length": 64,
+    "attention.key_length_mla": 80,
+    "attention.value_length_mla": 48,
+    "rope.dimension_count": 32,
+}
+EXPERTS = {
+    "expert_count": N_EXPERTS,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": N_FF,
+    "expert_shared_count": 1,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 1,
+}
 SCALES = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 3.0, "attention.scale": 0.2}
 KEYS: dict[str, dict[str, Any]] = {
     "qwen35": {**NET, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]},
@@ -231,6 +306,19 @@ KEYS: dict[str, dict[str, Any]] = {
         "expert_weights_scale": 2.5,
     },
     "falcon-h1": {**SSM, "rope.freq_base": 100000.0},
+    "kimi-linear": {**LATENT, **EXPERTS, "ssm.conv_kernel": 4, "kda.head_dim": HEAD},
+    "bailingmoe3": {
+        **LATENT,
+        **EXPERTS,
+        "attention.q_lora_rank": 48,
+        "expert_weights_norm": True,
+        "expert_shared_feed_forward_length": N_SHARED,
+        "ssm.conv_kernel": 4,
+        "kda.head_dim": HEAD,
+        "kda.gate_lower_bound": -5.0,
+        "swiglu_clamp_exp": [0.0, 0.0, 0.8, 0.6],
+        "swiglu_clamp_shexp": [0.0, 0.5, 0.0, 0.7],
+    },
 }
 
 

@@ -88,6 +88,8 @@ def _common_sources() -> Iterator[KernelSource]:
         for vectors in STATE_VECTORS:
             parameters = {"PREDICTS": predicts, "VECTORS": vectors}
             yield KernelSource("recurrent/scan", parameters)
+    by_channel = {"PREDICTS": True, "VECTORS": STATE_VECTORS[0], "BY_CHANNEL": True}
+    yield KernelSource("recurrent/scan", by_channel)
 
 
 def _weight_sources() -> Iterator[KernelSource]:

@@ -15,7 +15,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ModelSpec, ShortConvSpec
+from localkv.arch.spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    ModelSpec,
+    ShortConvSpec,
+)
 from localkv.cache.arrays import Array
 from localkv.cache.ladder import stores_rows
 from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
@@ -315,6 +322,7 @@ def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
     """The kernels of steps between products that only some models have."""
     for layer in config.kinds:
         gated = isinstance(layer.mixer, AttentionSpec) and gate_width(layer.mixer)
+        gated = gated or (isinstance(layer.mixer, LatentAttentionSpec) and layer.mixer.head_gated)
         if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
             yield RESIDUALS
         sinks = isinstance(layer.mixer, AttentionSpec) and layer.mixer.sinks

@@ -8,6 +8,7 @@ import torch
 
 from localkv.arch.spec import (
     AttentionSpec,
+    DeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
     MlpAndMoeSpec,
@@ -82,6 +83,8 @@ def lacks(layer: LayerSpec) -> str:
         return reason
     if isinstance(layer.mixer, LatentAttentionSpec) and (reason := latents.why_not(layer.mixer)):
         return reason
+    if isinstance(layer.mixer, DeltaNetSpec) and layer.mixer.fades_by_channel:
+        return "delta nets whose memories fade by channel"
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
     if layer.moe is not None and (layer.moe.limit or layer.moe.shared_limit):

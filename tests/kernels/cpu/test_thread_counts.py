@@ -38,7 +38,7 @@ COUNTS = (1, 2, 3, 8, 64)
 N_PROMPT, N_GENERATED = 270, 4
 """More than a page."""
 
-HYBRIDS = ("qwen35", "nemotron_h", "lfm2")
+HYBRIDS = ("qwen35", "nemotron_h", "lfm2", "kimi-linear", "bailingmoe3")
 MODELS_BY_NAME = ("llama-tiny", "moe-tiny", "llama-mqa", "minicpm3", *HYBRIDS)
 TYPES = {"llama-tiny": "q4_K", "moe-tiny": "q8_0"}
 

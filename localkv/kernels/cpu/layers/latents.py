@@ -20,14 +20,15 @@ from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.attention import StoredRows, is_stored_at_once
-from localkv.kernels.cpu.layers.chains import LayerChains, runs
-from localkv.kernels.cpu.linear.jobs import LatentQueriesJob, LatentRowsJob
+from localkv.kernels.cpu.layers.chains import RESIDUALS, LayerChains, runs
+from localkv.kernels.cpu.linear.jobs import HeadGateJob, LatentQueriesJob, LatentRowsJob
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import HeadRows, add_head_products, add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place
 from localkv.kernels.cpu.store.store_kv import add_store, rotate_cpu, store_groups_cpu, store_kv_cpu
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.simd import LANES
 from localkv.system.threads import n_threads
 
 LATENT_STEPS = KernelSource("linear/latent_steps")
@@ -40,11 +41,14 @@ def is_fused(layer: LayerWeights) -> bool:
     linears = [weights.attn_q, weights.attn_kv_a_mqa]
     if weights.attn_q_a is not None:
         linears.append(weights.attn_q_a)
+    if weights.attn_gate is not None:
+        linears.append(weights.attn_gate)
     stacks = weights.attn_k_b, weights.attn_v_b
     return (
         runs(*linears)
         and all(has_kernel(stack) and not stack.halves_activations for stack in stacks)
         and weights.attn_kv_a_norm.spec.kind == "rms"
+        and (weights.attn_gate is None or weights.attn_v_b.shape[1] % LANES == 0)
     )
 
 
@@ -80,7 +84,7 @@ class LatentLayer:
         assert isinstance(weights, LatentAttentionWeights)
         if not is_fused(layer):
             return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
-        absorbed, rotated = self._queries(x, layer, spec, attn, inputs, cache, batch)
+        absorbed, rotated, gate = self._queries(x, layer, spec, attn, inputs, cache, batch)
         out = attend(
             self.latents,
             absorbed,
@@ -97,7 +101,7 @@ class LatentLayer:
 
         values = np.empty((n_tokens, attn.width), np.float32)
         chain = self.chains.get("values", (weights.attn_v_b, attn), n_tokens, make)
-        chain.run(sums=np.ascontiguousarray(out), out=values)
+        chain.run(sums=np.ascontiguousarray(out), out=values, **gate)
         return values
 
     def _queries(
@@ -109,8 +113,9 @@ class LatentLayer:
         inputs: TokenInputs,
         cache: LayerCache,
         batch: Batch,
-    ) -> tuple[Floats, Floats]:
-        """q' [tokens, n_heads, latent_dim] and its rotated part; rows are in the cache."""
+    ) -> tuple[Floats, Floats, dict[str, Floats]]:
+        """q' [tokens, n_heads, latent_dim] and its rotated part; rows are in the cache; and, by its
+        name, the gate, if there is one."""
         n_tokens, segments = len(x), cache.rows_of(batch)
         at_once = is_stored_at_once(cache)
         pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
@@ -131,6 +136,8 @@ class LatentLayer:
         key = np.empty((n_tokens, 1, attn.rope_dim), np.float32)
         values: dict[str, int | NDArray[Any]] = {"x": np.ascontiguousarray(x)}
         values |= {"absorbed": absorbed, "rotated": rotated, "latent": latent, "key": key}
+        gate = {"gate": np.empty(shape, np.float32)} if attn.head_gated else {}
+        values |= gate
         if inputs.rope is not None:
             values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
         if inputs.q_scale is not None:
@@ -141,7 +148,7 @@ class LatentLayer:
         if not at_once:
             store_rotated(store_kv_cpu, rotate_cpu, latent, key, cache, segments)
             pack_groups(store_groups_cpu, cache, segments)
-        return absorbed, rotated
+        return absorbed, rotated, gate
 
     def add_queries(
         self,
@@ -152,17 +159,18 @@ class LatentLayer:
         inputs: TokenInputs,
         cache: LayerCache | None,
     ) -> None:
-        """From "x" to "absorbed" and "rotated" queries, and to "latent" and "key" and, if there is
-        one, a cache, by these names of the chain."""
+        """From "x" to "absorbed" and "rotated" queries, and to "latent" and "key" and, if there are
+        such, "gate" and a cache, by these names of the chain."""
         weights = layer.mixer
         assert isinstance(weights, LatentAttentionWeights)
         h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
         width = attn.latent_dim + attn.rope_dim
         first = weights.attn_q if weights.attn_q_a is None else weights.attn_q_a
         q, row = self._place(chain, n_tokens, first), chain.take(4 * n_tokens * width)
-        add_products(
-            chain, h, n_tokens, [with_bias(first, q), with_bias(weights.attn_kv_a_mqa, row)]
-        )
+        products = [with_bias(first, q), with_bias(weights.attn_kv_a_mqa, row)]
+        if weights.attn_gate is not None:
+            products.append(with_bias(weights.attn_gate, "gate"))
+        add_products(chain, h, n_tokens, products)
         if weights.attn_q_a is not None:
             low = self.chains.add_norm(chain, n_tokens, weights.attn_q_a_norm, q)
             q = self._place(chain, n_tokens, weights.attn_q)
@@ -205,10 +213,24 @@ class LatentLayer:
     def add_values(
         self, chain: Chain, n_tokens: int, stack: PackedTensor, attn: LatentAttentionSpec
     ) -> None:
-        """From "sums" of latents to "out", by these names of the chain."""
+        """From "sums" of latents to "out", times the sigmoid of "gate" if heads have one, by these
+        names of the chain."""
         sums = HeadRows("sums", attn.latent_dim, attn.n_heads * attn.latent_dim)
         out = HeadRows("out", attn.value_dim, attn.n_heads * attn.value_dim)
         add_head_products(chain, sums, n_tokens, stack, out)
+        if attn.head_gated:
+            rows = 4 * n_tokens * attn.n_heads
+            job = HeadGateJob(
+                next_row=0,
+                n_rows=n_tokens,
+                n_heads=attn.n_heads,
+                head_dim=attn.value_dim,
+                x=Memory("out", rows * attn.value_dim),
+                gate=Memory("gate", rows),
+                is_softplus=0,
+            )
+            worker = specialized(RESIDUALS)["head_gates"]
+            chain.add(worker, job, min(n_threads(), n_tokens))
 
     def _place(self, chain: Chain, n_tokens: int, linear: Linear) -> Place:
         return chain.take(4 * n_tokens * linear.weight.shape[0])

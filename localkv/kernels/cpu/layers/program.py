@@ -231,12 +231,16 @@ class LayerSteps:
         shape = n, attn.n_heads, attn.latent_dim
         q, out = places.buffer("absorbed", *shape), places.buffer(f"mixed{part}", n, attn.width)
         rotated = places.buffer("rotated", n, attn.n_heads, attn.rope_dim)
+        gate: dict[str, int | Where] = {}
+        if attn.head_gated:
+            gate["gate"] = places.buffer(f"gate{part}", n, attn.n_heads)
         named: dict[str, int | Where] = {
             "x": x,
             "absorbed": q,
             "rotated": rotated,
             "latent": chain.take(4 * n * attn.latent_dim),
             "key": chain.take(4 * n * attn.rope_dim),
+            **gate,
             **places.inputs(self.layer.positions),
             **places.stored(cache),
         }
@@ -247,7 +251,7 @@ class LayerSteps:
         ]
         if len(parts) > 1:
             add_merge(chain, parts, None, shape)
-        chain.bind(sums=parts[0][0], out=out)
+        chain.bind(sums=parts[0][0], out=out, **gate)
         mixer = weights.mixer
         assert isinstance(mixer, LatentAttentionWeights)
         latents.add_values(chain, n, mixer.attn_v_b, attn)

@@ -25,6 +25,7 @@ from localkv.kernels.layer_weights import (
     Mamba2Weights,
     ShortConvWeights,
 )
+from localkv.kernels.recurrent import delta_products
 
 
 class RecurrentLayer:
@@ -58,27 +59,34 @@ class RecurrentLayer:
             composed = self.composed[type(mixer)]
             return np.asarray(composed(x, layer, spec, inputs, cache, batch))
         n_tokens, n_sequences = len(x), len(batch.slots)
-        linears = _projections(weights)
         values = _batch_values(batch, state, n_tokens)
-        fused = runs(*linears.values())
+        fused, rows = is_fused(layer, spec), dict[str, Floats]()
         if fused:
             values["x"] = np.ascontiguousarray(x)
         else:
             h = x if layer.attn_norm is None else norm_cpu(x, layer.attn_norm)
-            values |= {name: self.products.linear(h, linear) for name, linear in linears.items()}
+            rows = self._products(h, weights)
+            values |= rows
 
         def make(chain: Chain) -> None:
             if fused:
                 self.add(chain, n_tokens, n_sequences, layer, spec, state)
             else:
                 steps = RecurrentSteps(self.chains, chain, n_tokens, n_sequences, state)
-                _add_mixer(steps, {name: name for name in linears}, mixer, weights)
+                _add_mixer(steps, {name: name for name in rows}, mixer, weights)
 
         made_for = (layer, spec, state.data)
         chain = self.chains.get("recurrent", made_for, n_tokens, make, n_sequences)
         out = np.empty((n_tokens, mixer.width), np.float32)
         chain.run(out=out, **values)
         return out
+
+    def _products(self, h: Floats, weights: Any) -> dict[str, Floats]:
+        """What a mixer makes of normed rows, by the names of `RecurrentSteps`."""
+        if isinstance(weights, DeltaNetWeights):
+            return delta_products(self.products.linear, h, weights)
+        linears = _projections(weights).items()
+        return {name: self.products.linear(h, linear) for name, linear in linears}
 
     def add(
         self,
@@ -90,14 +98,17 @@ class RecurrentLayer:
         state: StateRows,
     ) -> None:
         """Add the steps from the chain's "x" to its "out", with the names of `RecurrentSteps`."""
-        linears = _projections(layer.mixer)
+        linears, of_latents = _projections(layer.mixer), _of_latents(layer.mixer)
         h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
+        last = {name: linear for name, (linear, _) in of_latents.items()}
         places: dict[str, Where] = {
             name: chain.take(4 * n_tokens * linear.weight.shape[0])
-            for name, linear in linears.items()
+            for name, linear in (linears | last).items()
         }
         wanted = [with_bias(linear, places[name]) for name, linear in linears.items()]
         add_products(chain, h, n_tokens, wanted)
+        for name, (linear, latent) in of_latents.items():
+            add_products(chain, places[latent], n_tokens, [with_bias(linear, places[name])])
         steps = RecurrentSteps(self.chains, chain, n_tokens, n_sequences, state)
         _add_mixer(steps, places, spec.mixer, layer.mixer)
 
@@ -105,7 +116,11 @@ class RecurrentLayer:
 def is_fused(layer: LayerWeights, spec: LayerSpec) -> bool:
     """Whether a chain can run a recurrent mixer from the norm on."""
     assert isinstance(spec.mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec))
-    return has_recurrent_kernel(spec.mixer) and runs(*_projections(layer.mixer).values())
+    weights = layer.mixer
+    if isinstance(weights, DeltaNetWeights) and weights.attn_k is not None:
+        return False
+    of_latents = (linear for linear, _ in _of_latents(weights).values())
+    return has_recurrent_kernel(spec.mixer) and runs(*_projections(weights).values(), *of_latents)
 
 
 def _add_mixer(add: RecurrentSteps, places: dict[str, Where], mixer: Any, weights: Any) -> None:
@@ -121,6 +136,13 @@ def _add_mixer(add: RecurrentSteps, places: dict[str, Where], mixer: Any, weight
 def _projections(weights: Any) -> dict[str, Linear]:
     """The products of a layer's normed rows."""
     match weights:
+        case DeltaNetWeights(ssm_f_a=Linear() as alpha, ssm_g_a=Linear() as z):
+            return {
+                "mixed": weights.attn_qkv,
+                "beta": weights.ssm_beta,
+                "latent of z": z,
+                "latent of alpha": alpha,
+            }
         case DeltaNetWeights():
             return {
                 "mixed": weights.attn_qkv,
@@ -133,6 +155,17 @@ def _projections(weights: Any) -> dict[str, Linear]:
         case Mamba2Weights():
             return {"mixed": weights.ssm_in}
     raise BoundsError(f"{type(weights).__name__} are no weights of a recurrent layer")
+
+
+def _of_latents(weights: Any) -> dict[str, tuple[Linear, str]]:
+    """The products of what the first ones gave, and which of these they read."""
+    match weights:
+        case DeltaNetWeights(ssm_f_a=Linear()):
+            return {
+                "z": (weights.attn_gate, "latent of z"),
+                "alpha": (weights.ssm_alpha, "latent of alpha"),
+            }
+    return {}
 
 
 def _batch_values(batch: Batch, state: StateRows, n_tokens: int) -> dict[str, int | NDArray[Any]]:

@@ -351,6 +351,29 @@ class HeadGateJob(NamedTuple):
     is_softplus: Item
 
 
+class DecayJob(NamedTuple):
+    """Decays by channel, in the place of what they are made of.
+
+    Attributes:
+        next_row: the token to take next.
+        n_rows, n_heads, n: sizes; `n` channels of a head are a multiple of 16.
+        x: [n_rows, n_heads, n], to which dt is added: exp(a softplus(x + dt)), or
+            exp(least sigmoid(a (x + dt))).
+        dt: [n_heads, n].
+        a: [n_heads].
+        least: one float32, or 0 for softplus.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_heads: Item
+    n: Item
+    x: Item
+    dt: Item
+    a: Item
+    least: Item = 0
+
+
 class SinkJob(NamedTuple):
     """Sums of attention to be shared with sinks, in place.
 

@@ -1,4 +1,5 @@
-"""The CPU's work after products that some layers have: norms before the residual is added, gates.
+"""The CPU's work after products that some layers have: norms before the residual is added, gates,
+decays by channel.
 
 A row's result does not depend on other rows.
 """
@@ -10,7 +11,13 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.jobs import ActivationJob, HeadGateJob, ResidualJob, SplitJob
+from localkv.kernels.cpu.linear.jobs import (
+    ActivationJob,
+    DecayJob,
+    HeadGateJob,
+    ResidualJob,
+    SplitJob,
+)
 from localkv.kernels.cpu.linear.row_norm import norm_row
 from localkv.simd.arithmetic import (
     add,
@@ -29,6 +36,7 @@ from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next
 
 read_activation_job = reader(ActivationJob)
+read_decay_job = reader(DecayJob)
 read_head_gate_job = reader(HeadGateJob)
 read_residual_job = reader(ResidualJob)
 read_split_job = reader(SplitJob)
@@ -125,3 +133,23 @@ def head_gates(address: Address, thread: Count) -> None:
             x = job.x + 4 * index * job.head_dim
             for i in range(0, job.head_dim, 16):
                 store_f32(x, i, mul(load_f32(x, i), factor))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def decays(address: Address, thread: Count) -> None:
+    """See `DecayJob`."""
+    job = read_decay_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        for head in range(job.n_heads):
+            a = f32x16(get_f32(job.a, head))
+            at, x = 4 * head * job.n, job.x + 4 * (row * job.n_heads + head) * job.n
+            for i in range(0, job.n, 16):
+                v = add(load_f32(x, i), load_f32(job.dt + at, i))
+                if job.least:
+                    log = mul(f32x16(get_f32(job.least, 0)), sigmoid(mul(a, v)))
+                else:
+                    log = mul(a, softplus(v))
+                store_f32(x, i, exp(log))

@@ -88,9 +88,10 @@ class ScanJob(NamedTuple):
             not 0.
         mixed, stride: rows with q, k and v, at `q_at`, `k_at` and `v_at`, and from one token to the
             next.
-        alpha, alpha_at, alpha_stride: [n_heads], and where in rows of how many bytes.
+        alpha, alpha_at, alpha_stride: [n_heads], and where in rows of how many bytes; where
+            memories fade by channel, decays [n_heads, n_rows].
         beta: [tokens, n_heads], or 0.
-        dt, a: [n_heads].
+        dt, a: [n_heads], or 0 where memories fade by channel.
         out: [tokens, n_heads * n_columns].
     """
 

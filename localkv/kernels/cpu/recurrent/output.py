@@ -25,6 +25,28 @@ def silu(x: Any) -> Any:
     return div(x, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
 
 
+@njit
+def sigmoid(x: Any) -> Any:
+    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
+    return div(one, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def normed_then_sigmoid(address: Address, thread: Count) -> None:
+    """x = norm(x) * sigmoid(z), each group for itself (`OutputJob`)."""
+    job = read_output_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_tokens:
+            break
+        for group in range(job.n_groups):
+            x = job.x + 4 * (row * job.n_groups + group) * job.n
+            z = job.z + row * job.z_stride + 4 * group * job.n
+            norm_row(x, job.n, job.weight + group * job.weight_stride, get_f32(job.eps, 0), x)
+            for i in range(0, job.n, 16):
+                store_f32(x, i, mul(load_f32(x, i), sigmoid(load_f32(z, i))))
+
+
 @cfunc("void(int64, int64)", error_model="numpy")
 def normed_then_gated(address: Address, thread: Count) -> None:
     """x = norm(x) * silu(z), each group for itself (`OutputJob`)."""

@@ -23,6 +23,7 @@ from localkv.simd.vector import fma_grid, load_tuple, mul_add_all, store_tuple, 
 read_scan_job = reader(ScanJob)
 
 PREDICTS = parameter("PREDICTS", True)
+BY_CHANNEL = parameter("BY_CHANNEL", False)
 VECTORS = parameter("VECTORS", 4)
 PART = 64 * VECTORS
 """Bytes of a row of a piece."""
@@ -51,6 +52,18 @@ def predicted(memory: Address, key: Address, n_rows: int) -> Any:
     return total
 
 
+@njit
+def faded(memory: Address, decays: Address, key: Address, n_rows: int) -> Any:
+    """M^T k for some columns, after each row of M has faded by its own decay."""
+    total, zero = zeros_f32(VECTORS), zero_f32()
+    for i in range(n_rows):
+        rows = load_tuple(memory + i * PART, 0, 16, VECTORS)
+        rows = mul_add_all(rows, f32x16(get_f32(decays, i)), zero)
+        store_tuple(memory + i * PART, 0, 16, rows)
+        total = fma_grid(total, rows, key, i, 0, 0)
+    return total
+
+
 @cfunc("void(int64, int64)", error_model="numpy")
 def scan(address: Address, thread: Count) -> None:
     """See `ScanJob`."""
@@ -67,11 +80,15 @@ def scan(address: Address, thread: Count) -> None:
         key_head = head // job.times if job.times else head % job.n_keys
         memory = job.states + get_i64(job.slots, sequence) * job.slot_stride + job.state_at
         memory += piece * job.n_rows * PART
-        dt, a = get_f32(job.dt, head), get_f32(job.a, head)
+        dt, a = np.float32(0), np.float32(0)
+        if not BY_CHANNEL:
+            dt, a = get_f32(job.dt, head), get_f32(job.a, head)
         for token in range(get_i32(job.starts, sequence), get_i32(job.starts, sequence + 1)):
             alpha = job.alpha + job.alpha_at + token * job.alpha_stride
-            rate = softplus(get_f32(alpha, head) + dt)
-            decay = np.exp2(a * rate * LOG2_E)
+            rate, decay = np.float32(1), np.float32(1)
+            if not BY_CHANNEL:
+                rate = softplus(get_f32(alpha, head) + dt)
+                decay = np.exp2(a * rate * LOG2_E)
             row = job.mixed + token * job.stride
             key = row + job.k_at + 4 * key_head * job.n_rows
             query = row + job.q_at + 4 * key_head * job.n_rows
@@ -80,7 +97,11 @@ def scan(address: Address, thread: Count) -> None:
             if PREDICTS:
                 beta = get_f32(job.beta, token * job.n_heads + head)
                 share = f32x16(np.float32(1) / (np.float32(1) + np.exp2(-beta * LOG2_E)))
-                store_tuple(out, 0, 16, predicted(memory, key, job.n_rows))
+                if BY_CHANNEL:
+                    decays = alpha + 4 * head * job.n_rows
+                    store_tuple(out, 0, 16, faded(memory, decays, key, job.n_rows))
+                else:
+                    store_tuple(out, 0, 16, predicted(memory, key, job.n_rows))
                 for i in range(VECTORS):
                     error = sub(load_f32(value, 16 * i), mul(f32x16(decay), load_f32(out, 16 * i)))
                     store_f32(out, 16 * i, mul(share, error))

@@ -12,7 +12,8 @@ from localkv.cache.arrays import StateRows
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.layers.chains import LayerChains
+from localkv.kernels.cpu.layers.chains import RESIDUALS, LayerChains
+from localkv.kernels.cpu.linear.jobs import DecayJob
 from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob, OutputJob, ScanJob, vectors_of
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.layer_weights import DeltaNetWeights, Mamba2Weights, ShortConvWeights
@@ -29,7 +30,12 @@ def conv_source(kernel: int) -> KernelSource:
 
 def scan_source(spec: DeltaNetSpec | Mamba2Spec) -> KernelSource:
     """The kernel of a layer's memories."""
-    parameters = {"PREDICTS": isinstance(spec, DeltaNetSpec), "VECTORS": vectors_of(spec.head_dim)}
+    parameters: dict[str, bool | int] = {
+        "PREDICTS": isinstance(spec, DeltaNetSpec),
+        "VECTORS": vectors_of(spec.head_dim),
+    }
+    if isinstance(spec, DeltaNetSpec) and spec.fades_by_channel:
+        parameters["BY_CHANNEL"] = True
     return KernelSource("recurrent/scan", parameters)
 
 
@@ -55,6 +61,8 @@ def recurrent_sources(spec: RecurrentSpec) -> Iterator[KernelSource]:
             yield conv_source(spec.conv_kernel)
             yield scan_source(spec)
             yield OUTPUT
+            if isinstance(spec, DeltaNetSpec) and spec.fades_by_channel:
+                yield RESIDUALS
 
 
 BLOCK = 256
@@ -135,7 +143,10 @@ class RecurrentSteps:
             n_scaled=n_keys,
             numbers=self.chains.floats(norm.spec.eps, 1 / math.sqrt(size)),
         )
-        part = 4 * size * n_keys
+        part, n_decays = 4 * size * n_keys, n_heads
+        if spec.fades_by_channel:
+            n_decays = n_heads * size
+            self._add_decays(places["alpha"], spec, weights)
         job = ScanJob(
             next_piece=0,
             **self._common(self.state.memory_at),
@@ -149,12 +160,12 @@ class RecurrentSteps:
             q_at=0,
             k_at=part,
             v_at=2 * part,
-            alpha=self._rows(places["alpha"], n_heads),
+            alpha=self._rows(places["alpha"], n_decays),
             alpha_at=0,
-            alpha_stride=4 * n_heads,
+            alpha_stride=4 * n_decays,
             beta=self._rows(places["beta"], n_heads),
-            dt=Memory(weights.ssm_dt, 4 * n_heads),
-            a=Memory(weights.ssm_a, 4 * n_heads),
+            dt=0 if spec.fades_by_channel else Memory(weights.ssm_dt, 4 * n_heads),
+            a=0 if spec.fades_by_channel else Memory(weights.ssm_a, 4 * n_heads),
             out=self._rows("out", spec.width),
         )
         self._add_scan(spec, job)
@@ -169,8 +180,24 @@ class RecurrentSteps:
             weight=Memory(norm.weight, 4 * size),
             eps=self.chains.floats(norm.spec.eps),
         )
-        worker = specialized(OUTPUT)["normed_then_gated"]
-        self.chain.add(worker, output, min(n_threads(), self.n_tokens))
+        name = "normed_then_sigmoid" if spec.gate_activation == "sigmoid" else "normed_then_gated"
+        self.chain.add(specialized(OUTPUT)[name], output, min(n_threads(), self.n_tokens))
+
+    def _add_decays(self, alpha: Where, spec: DeltaNetSpec, weights: DeltaNetWeights) -> None:
+        """Decays by channel, in the place of alpha."""
+        n_heads, least = spec.n_value_heads, spec.least_log_decay
+        job = DecayJob(
+            next_row=0,
+            n_rows=self.n_tokens,
+            n_heads=n_heads,
+            n=spec.head_dim,
+            x=self._rows(alpha, spec.width),
+            dt=Memory(weights.ssm_dt, 4 * spec.width),
+            a=Memory(weights.ssm_a, 4 * n_heads),
+            least=self.chains.floats(least) if least else 0,
+        )
+        worker = specialized(RESIDUALS)["decays"]
+        self.chain.add(worker, job, min(n_threads(), self.n_tokens))
 
     def _add_scan(self, spec: DeltaNetSpec | Mamba2Spec, job: ScanJob) -> None:
         n_parts = spec.head_dim // (LANES * vectors_of(spec.head_dim))

@@ -359,7 +359,7 @@ def why_not(spec: LatentAttentionSpec) -> str:
     """What no kernel does, in words; empty if there is nothing."""
     if spec.latent_dim > MOST_CHANNELS:
         return f"latents of {spec.latent_dim} channels, of {MOST_CHANNELS} at most"
-    return ""
+    return "latent attention with a gate for each head" if spec.head_gated else ""
 
 
 def latent_attention(
