@@ -53,7 +53,7 @@ def test_what_llama_cpp_runs_is_supported_or_named() -> None:
     left_out = page[page.index("these are left\nout:") : page.index("Keys that would change")]
     named = set(re.findall(r"`([^`]+)`", left_out))
     assert set(ARCHS) <= set(names)
-    assert set(names) - set(ARCHS) == named & set(names) - {"nemotron_h_moe"}
+    assert set(names) - set(ARCHS) == named & set(names)
 
 
 def test_tables_of_speed_are_current() -> None:

@@ -64,7 +64,7 @@ EXAMPLES: dict[str, str] = {
     "nanbeige": "Nanbeige",
     "nemotron": "Minitron 4B, 8B",
     "nemotron_h": "Nemotron Nano 9B v2",
-    "nemotron_h_moe": "Nemotron 3 Nano 30B-A3B",
+    "nemotron_h_moe": "Nemotron 3 Nano 30B-A3B, Super 120B-A12B",
     "olmo": "OLMo 1B, 7B",
     "olmo2": "OLMo 2, Olmo 3",
     "olmoe": "OLMoE 1B-7B",

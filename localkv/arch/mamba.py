@@ -102,16 +102,10 @@ def nemotron_h(facts: Facts) -> ModelSpec:
 
 
 def _squared(facts: Facts, layer: int, width: int) -> MlpSpec | MoeSpec:
-    """A dense block, or experts, which layers may have in other numbers and widths.
-
-    Raises:
-        ModelFileError: the experts read a latent (Nemotron 3 Super).
-    """
+    """A dense block, or experts, which layers may have in other numbers and widths, and which may
+    read a latent (Nemotron 3 Super)."""
     if not facts.integer("expert_count", 0):
         return MlpSpec(width, "relu2", gated=False)
-    if facts.integer("moe_latent_size", 0):
-        key = facts.key("moe_latent_size")
-        raise ModelFileError(f"experts that read a latent (key {key!r}) are not supported")
     n_used = facts.per_layer("expert_used_count")[layer]
     return experts(
         facts,
@@ -124,6 +118,7 @@ def _squared(facts: Facts, layer: int, width: int) -> MlpSpec | MoeSpec:
         selection_bias=True,
         activation="relu2",
         gated=False,
+        latent_dim=facts.integer("moe_latent_size", 0),
     )
 
 

@@ -431,6 +431,8 @@ class MoeSpec:
         router_norm: of what the router reads, by weights `<tensor>.scale` / sqrt(n_embd), or None
             (Gemma 4).
         limit, shared_limit: of the experts, and of the shared one (`MlpSpec.limit`).
+        latent_dim: values of the latent that routed experts read and give, 0 if they read the row
+            itself (Nemotron 3 Super).
     """
 
     n_experts: int
@@ -453,6 +455,7 @@ class MoeSpec:
     router_norm: NormSpec | None = None
     limit: float = 0.0
     shared_limit: float = 0.0
+    latent_dim: int = 0
 
     @property
     def expert(self) -> MlpSpec:

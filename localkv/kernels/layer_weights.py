@@ -183,6 +183,9 @@ class MoeWeights:
             products, or None.
         router_norm: of what the router reads, or None.
         down_scale: float32 [n_experts], factors on the experts' output, or None.
+        ffn_latent_down, ffn_latent_up: [latent_dim, n_embd] and [n_embd, latent_dim], to the latent
+            that experts read and from the one they give, or None; the experts' matrices have
+            `latent_dim` in place of n_embd then.
     """
 
     ffn_gate_inp: Linear
@@ -199,6 +202,8 @@ class MoeWeights:
     down_scale: Array | None = None
     ffn_gate_up_exps: PackedTensor | None = None
     gate_up_bias: Array | None = None
+    ffn_latent_down: Linear | None = None
+    ffn_latent_up: Linear | None = None
 
 
 @dataclass(frozen=True)

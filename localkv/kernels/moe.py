@@ -125,10 +125,11 @@ def moe_mlp(
     xp = namespace(x)
     logits = linear(x if routed is None else routed, layer.ffn_gate_inp)
     experts, weights = route(logits, moe, layer.exp_probs_b)
-    out = xp.zeros_like(x)
+    read = x if layer.ffn_latent_down is None else linear(x, layer.ffn_latent_down)
+    out = xp.zeros_like(read)
     for expert in sorted(set(experts.reshape(-1).tolist())):
         tokens, choice = xp.where(experts == expert)  # a token has an expert once
-        rows, factors = x[tokens], weights[tokens, choice, None]
+        rows, factors = read[tokens], weights[tokens, choice, None]
         if moe.weighs_input:
             rows = rows * factors
         hidden = _hidden(rows, expert, layer, moe, matmul, activate)
@@ -138,6 +139,8 @@ def moe_mlp(
         if layer.down_bias is not None:
             y = y + layer.down_bias[expert]
         out[tokens] += y if moe.weighs_input else y * factors
+    if layer.ffn_latent_up is not None:
+        out = linear(out, layer.ffn_latent_up)
     if layer.shared is not None:
         out += _shared(x, layer, moe, linear, activate)
     return out

@@ -531,7 +531,8 @@ def _mlp(read: TensorReader, spec: MlpSpec, n_embd: int, suffix: str = "") -> Ml
 
 
 def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
-    n_experts, n_ff = moe.n_experts, moe.n_ff
+    n_experts, n_ff, latent = moe.n_experts, moe.n_ff, moe.latent_dim
+    width = latent or n_embd
 
     def stack(name: str, n_out: int, n_in: int) -> PackedTensor:
         return read.late_matrix(f"ffn_{name}_exps.weight", n_experts, n_out, n_in)
@@ -545,13 +546,13 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
         experts = {
             "ffn_gate_exps": None,
             "ffn_up_exps": None,
-            "ffn_gate_up_exps": stack("gate_up", 2 * n_ff, n_embd),
+            "ffn_gate_up_exps": stack("gate_up", 2 * n_ff, width),
             "gate_up_bias": bias("gate_up", 2 * n_ff),
         }
     else:
         experts = {
-            "ffn_gate_exps": stack("gate", n_ff, n_embd) if moe.gated else None,
-            "ffn_up_exps": stack("up", n_ff, n_embd),
+            "ffn_gate_exps": stack("gate", n_ff, width) if moe.gated else None,
+            "ffn_up_exps": stack("up", n_ff, width),
             "gate_bias": bias("gate", n_ff) if moe.gated else None,
             "up_bias": bias("up", n_ff),
         }
@@ -560,8 +561,8 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
     return MoeWeights(
         ffn_gate_inp=read.linear("ffn_gate_inp", n_experts, n_embd, bias_required=moe.biased),
         **experts,
-        ffn_down_exps=stack("down", n_embd, n_ff),
-        down_bias=bias("down", n_embd),
+        ffn_down_exps=stack("down", width, n_ff),
+        down_bias=bias("down", width),
         down_scale=read.optional_vector("ffn_down_exps.scale", n_experts),
         exp_probs_b=read.vector(selection, n_experts) if moe.selection_bias else None,
         shared=_mlp(read, moe.shared, n_embd, "_shexp") if moe.n_ff_shared else None,
@@ -569,6 +570,8 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
         if moe.shared_gated
         else None,
         router_norm=_router_norm(read, moe.router_norm, n_embd),
+        ffn_latent_down=read.linear("ffn_latent_down", latent, n_embd) if latent else None,
+        ffn_latent_up=read.linear("ffn_latent_up", n_embd, latent) if latent else None,
     )
 
 

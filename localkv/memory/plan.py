@@ -569,7 +569,7 @@ def _expert_width(n_embd: int, layer: LayerSpec, moe: MoeSpec) -> int:
     n_dense = moe.n_ff_shared + (layer.mlp.n_ff if layer.mlp is not None else 0)
     by_pair = (1 + PACKED) * n_embd + (2 + PACKED) * moe.n_ff
     # x, its norms, the router's logits, what dense blocks give, and the sum
-    by_token = 8 * n_embd + 2 * moe.n_experts + (2 + PACKED) * n_dense
+    by_token = 8 * n_embd + 2 * moe.n_experts + (2 + PACKED) * n_dense + 4 * moe.latent_dim
     return int((moe.n_experts_used * by_pair + by_token) / ALLOCATOR) + 2 * q_width(layer)
 
 

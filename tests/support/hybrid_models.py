@@ -34,6 +34,7 @@ LAYERS = {
     "granitehybrid": ["mamba", "attention", "mamba", "attention"],
     "nemotron_h": ["mamba", "attention", "mlp", "mamba"],
     "nemotron_h_moe": ["mamba", "experts", "attention", "experts"],
+    "nemotron_h_super": ["mamba", "experts", "attention", "experts"],
     "falcon-h1": ["both"] * 4,
     "kimi-linear": ["kimi", "kimi", "latent", "kimi"],
     "bailingmoe3": ["kimi", "latent", "kimi", "latent"],
@@ -201,8 +202,12 @@ class HybridModel:
             self._matrix(f"{at}ffn_gate_exps", N_EXPERTS, N_FF, N_EMBD)
             self._matrix(f"{at}ffn_gate_shexp", n_shared, N_EMBD)
         self._matrix(f"{at}ffn_gate_inp", N_EXPERTS, N_EMBD, gain=2.0)
-        self._matrix(f"{at}ffn_up_exps", N_EXPERTS, N_FF, N_EMBD)
-        self._matrix(f"{at}ffn_down_exps", N_EXPERTS, N_EMBD, N_FF, gain=1.5)
+        latent = self.keys.get("moe_latent_size", 0)
+        self._matrix(f"{at}ffn_up_exps", N_EXPERTS, N_FF, latent or N_EMBD)
+        self._matrix(f"{at}ffn_down_exps", N_EXPERTS, latent or N_EMBD, N_FF, gain=1.5)
+        if latent:
+            self._matrix(f"{at}ffn_latent_down", latent, N_EMBD)
+            self._matrix(f"{at}ffn_latent_up", N_EMBD, latent)
         self._vector(f"{at}exp_probs_b.bias", N_EXPERTS, centre=0.0)
         self._matrix(f"{at}ffn_up_shexp", n_shared, N_EMBD)
         self._matrix(f"{at}ffn_down_shexp", N_EMBD, n_shared)
@@ -305,6 +310,17 @@ KEYS: dict[str, dict[str, Any]] = {
         "expert_weights_norm": True,
         "expert_weights_scale": 2.5,
     },
+    "nemotron_h_super": {
+        **SSM,
+        "expert_count": N_EXPERTS,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": N_FF,
+        "expert_shared_feed_forward_length": N_SHARED,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "moe_latent_size": 64,
+    },
     "falcon-h1": {**SSM, "rope.freq_base": 100000.0},
     "kimi-linear": {**LATENT, **EXPERTS, "ssm.conv_kernel": 4, "kda.head_dim": HEAD},
     "bailingmoe3": {
@@ -323,4 +339,5 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 def hybrid(architecture: str, *, predicts: bool = False) -> HybridModel:
-    return HybridModel(architecture, KEYS[architecture], predicts=predicts)
+    name = "nemotron_h_moe" if architecture == "nemotron_h_super" else architecture
+    return HybridModel(name, KEYS[architecture], predicts=predicts)

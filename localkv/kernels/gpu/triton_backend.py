@@ -87,6 +87,8 @@ def lacks(layer: LayerSpec) -> str:
         return "delta nets whose memories fade by channel"
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
+    if layer.moe is not None and layer.moe.latent_dim:
+        return "experts that read a latent"
     if layer.moe is not None and (layer.moe.limit or layer.moe.shared_limit):
         return "experts whose SwiGLU has a limit"
     return "" if layer.mlp is None else products.why_not(layer.mlp)

@@ -83,7 +83,7 @@ class ExpertLayer:
     def add(self, chain: Chain, n_tokens: int, layer: LayerWeights, spec: LayerSpec) -> None:
         """From "x" and "residual", and "routed", to "out", by these names of the chain."""
         assert layer.moe is not None
-        n_embd = layer.moe.ffn_down_exps.shape[-2]
+        n_embd = layer.moe.ffn_gate_inp.weight.shape[-1]
         steps = ExpertSteps(self.chains, chain, n_tokens, n_embd)
         if isinstance(spec.ffn, MlpAndMoeSpec):
             self._add_both(steps, layer, spec, spec.ffn)

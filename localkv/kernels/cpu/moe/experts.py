@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from localkv.kernels.cpu.linear.matrices import (
     kind_of,
     late_item,
 )
-from localkv.kernels.cpu.linear.products import add_products, shares, with_bias
+from localkv.kernels.cpu.linear.products import Product, add_products, shares, with_bias
 from localkv.kernels.cpu.moe.jobs import (
     COMBINED,
     GROUP_ITEMS,
@@ -445,6 +445,8 @@ def experts_run(moe: MoeWeights) -> bool:
         and down.shape[-1] % LANES == 0
         and down.shape[-2] % LANES == 0
         and (moe.shared is None or mlp_runs(moe.shared))
+        and (moe.ffn_latent_down is None or _alike(moe.ffn_latent_down))
+        and (moe.ffn_latent_up is None or _alike(moe.ffn_latent_up))
     )
 
 
@@ -550,6 +552,31 @@ class ExpertSteps:
             routed: what the router reads.
         """
         routing = self.add_routing(routed, moe, weights)
+        shared: Where | None = None
+        if weights.ffn_latent_down is None or weights.ffn_latent_up is None:
+            y = self._add_blocks(h, routing, moe, weights)
+            if weights.shared is not None:
+                shared = self.add_mlp(h, moe.shared, weights.shared)
+            self._add_sum(h, y, shared, routing, moe, weights, out, residual)
+            return
+        n, down, up = self.n_tokens, weights.ffn_latent_down, weights.ffn_latent_up
+        x = self.rounded(h, n * self.n_embd, down.weight)
+        latent, total = (taken(self.chain, 4 * n * moe.latent_dim).where for _ in range(2))
+        add_products(self.chain, x, n, [with_bias(down, latent)])
+        narrow = replace(self, n_embd=moe.latent_dim)
+        y = narrow._add_blocks(latent, routing, moe, weights)
+        narrow._add_sum(latent, y, None, routing, moe, weights, total, None)
+        total = narrow.rounded(total, n * moe.latent_dim, up.weight)
+        if weights.shared is not None:
+            shared = self.add_mlp(h, moe.shared, weights.shared)
+        sums = out if residual is None else taken(self.chain, 4 * n * self.n_embd).where
+        stride = 0 if shared is None else 4 * self.n_embd
+        add_products(self.chain, total, n, [Product(up.weight, sums, shared, stride)])
+        if residual is not None:
+            self.add_normed(sums, None, residual, out)
+
+    def _add_blocks(self, h: Where, routing: Routing, moe: MoeSpec, weights: MoeWeights) -> Memory:
+        """What each expert gives of its rows: float32 [n_pairs, n_embd]."""
         both, n_embd = weights.ffn_gate_up_exps, self.n_embd
         first = weights.ffn_up_exps if both is None else both
         assert first is not None
@@ -563,10 +590,7 @@ class ExpertSteps:
         y = taken(self.chain, 4 * routing.n_pairs * n_embd)
         down = StackProduct(weights.ffn_down_exps, y.where, n_embd)
         add_stack_products(self.chain, routing, hidden, [down])
-        shared: Where | None = None
-        if weights.shared is not None:
-            shared = self.add_mlp(h, moe.shared, weights.shared)
-        self._add_sum(h, y, shared, routing, moe, weights, out, residual)
+        return y
 
     def _add_sum(
         self,
