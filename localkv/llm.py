@@ -921,7 +921,12 @@ def loaded_engine(
         if mlock and (problem := lock_weights(model.weights, backend)):
             warnings.append(problem)
         engine = Engine(
-            model, cache, n_batch=n_batch, exact=exact, check_source=gguf.check_unchanged
+            model,
+            cache,
+            n_batch=n_batch,
+            exact=exact,
+            check_source=gguf.check_unchanged,
+            n_between=0 if backend.records else speculation.n_between,
         )
         if backend.compiles:
             report("kernels", 0, 0)
@@ -1211,6 +1216,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             is_file=use_mmap,
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
             activations=activations,
+            n_between=0 if backend.records else self.speculation.n_between,
         )
         draft, types = None, (cache_type_k_draft, cache_type_v_draft)
         if draft_model is not None:

@@ -230,6 +230,9 @@ class Batch:
             A backend may have kernels for each kind that round differently, but it never chooses by
             the number of tokens: so a prompt gives the same bits in any chunks.
         slots: int64 [n_sequences], the places of the sequences' states in recurrent layers.
+        after: int64 [tokens], the places of the states after each token: the sequence's, but for
+            guesses that may be taken back (`RecurrentStates.after`). Backends that record have no
+            others.
     """
 
     token_ids: Array
@@ -240,6 +243,7 @@ class Batch:
     logit_rows: Array
     generated: tuple[bool, ...]
     slots: Array
+    after: Array
 
 
 def wanted_rows(starts: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[int]:
@@ -302,6 +306,7 @@ class StateRows:
             head in an order of its own.
         data: float32 [n_slots, n], the states of all layers; `rows` and `memory` are views of it.
         rows_at, memory_at: where in a slot they begin.
+        n_slots: places of sequences; the others are for states between guesses.
     """
 
     rows: Array
@@ -309,6 +314,7 @@ class StateRows:
     data: Array
     rows_at: int
     memory_at: int
+    n_slots: int
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class KVCache:
         kv_codebooks: for types with codebooks; their bytes are not counted either.
         states: the model's recurrent layers.
         checkpoints: of their states.
+        n_between: as `RecurrentStates` has it.
 
     Attributes:
         pools: pages of the segments; groups whose pages come and go together share them.
@@ -89,6 +90,7 @@ class KVCache:
         kv_codebooks: Seq[KVCodebook] = (),
         states: Seq[LayerState] = (),
         checkpoints: CheckpointConfig | None = None,
+        n_between: int = 0,
     ) -> None:
         self.layouts = tuple(layouts)
         self.n_ctx = n_ctx
@@ -130,6 +132,7 @@ class KVCache:
             arrays=arrays,
             n_sequences=n_sequences,
             config=checkpoints or CheckpointConfig(),
+            n_between=n_between,
             make_room=lambda: keeper.make_room(),
         )
         for i, state in self.states.layers.items():
@@ -403,13 +406,17 @@ class KVCache:
         Raises:
             LocalKVError: a sequence would grow beyond the context, or no page is free.
         """
-        starts, positions = [0], list[int]()
-        for sequence, ids in parts:
+        starts, positions, after = [0], list[int](), list[int]()
+        if isinstance(generated, bool):
+            generated = (generated,) * len(parts)
+        for (sequence, ids), is_generated in zip(parts, generated, strict=True):
             end = sequence.length + len(ids)
             self.reserve(sequence, end)
             if sequence.slot == NO_SLOT:
                 sequence.slot = self.states.free_slot(self.known())
-            self.states.step(sequence, sequence.length, end)
+            if self.states:
+                self.states.step(sequence, sequence.length, end, generated=is_generated)
+                after += self.states.after(sequence, len(ids), generated=is_generated)
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)
         all_ids = [token for _, ids in parts for token in ids]
@@ -421,10 +428,9 @@ class KVCache:
             start_table=self.arrays.int32(starts),
             segments=tuple(self._segment_batch(rows, parts, starts) for rows in self.parts),
             logit_rows=self.arrays.int64(list(wanted_rows(starts, wanted))),
-            generated=(generated,) * len(parts)
-            if isinstance(generated, bool)
-            else tuple(generated),
+            generated=tuple(generated),
             slots=self.arrays.int64([sequence.slot for sequence, _ in parts]),
+            after=self.arrays.int64(after),
         )
 
     def _segment_batch(

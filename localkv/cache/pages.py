@@ -70,6 +70,8 @@ class Sequence:
         n_stepped: tokens that its states have seen; they may be ahead of `length`. -1 if its only
             states are in checkpoints.
         kept: checkpoints of its states, in order of their lengths.
+        between: the states after each token from this position on, but the last, are kept, too
+            (`RecurrentStates.after`); -1 if none are.
         cut_to: the length that it was cut back to, or forked at, last; -1 if it never was.
     """
 
@@ -80,6 +82,7 @@ class Sequence:
     n_stepped: int = 0
     kept: list[Checkpoint] = field(default_factory=list)
     cut_to: int = -1
+    between: int = -1
     pages: list[list[int]] = field(init=False)
     gone: list[set[int]] = field(init=False)
     exact_from: list[int] = field(init=False)
@@ -90,7 +93,7 @@ class Sequence:
     def clear(self) -> None:
         """Hold nothing; nobody gets the pages."""
         self.length = self.checkpoint = self.n_stepped = 0
-        self.cut_to = -1
+        self.cut_to = self.between = -1
         self.kept = []
         self.pages = [[] for _ in range(self.n_pools)]
         self.gone = [set() for _ in range(self.n_pools)]

@@ -48,9 +48,9 @@ def floats_of(layers: Seq[LayerState]) -> int:
     return sum(_padded(n) for layer in layers for n in layer.state.n_floats)
 
 
-def state_bytes(layers: Seq[LayerState], *, n_sequences: int = 1) -> int:
+def state_bytes(layers: Seq[LayerState], *, n_sequences: int = 1, n_between: int = 0) -> int:
     """Bytes that `RecurrentStates` allocates."""
-    return FLOAT * floats_of(layers) * n_sequences
+    return FLOAT * floats_of(layers) * n_sequences * (1 + n_between)
 
 
 class RecurrentStates:
@@ -59,6 +59,8 @@ class RecurrentStates:
     Args:
         layers: the layers of the model that have states.
         n_sequences: how many are held at the same time.
+        n_between: generated tokens of a batch, but its last, after which states are kept until the
+            sequence's next batch: guesses that turn out wrong are then taken back by a copy.
         make_room: called when there are as many checkpoints as all of these have at most; whether
             a sequence that was only kept to be forked has given some back.
     """
@@ -70,6 +72,7 @@ class RecurrentStates:
         arrays: Arrays,
         n_sequences: int,
         config: CheckpointConfig,
+        n_between: int = 0,
         make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._make_room = make_room
@@ -78,20 +81,23 @@ class RecurrentStates:
         self.specs = tuple(layers)
         self.config = config
         self.n_slots = n_sequences
+        self.n_between = n_between
         self.layers = dict[int, StateRows]()
-        self.data = arrays.zeros(n_sequences, floats_of(layers)) if layers else None
+        n_places = n_sequences * (1 + n_between)
+        self.data = arrays.zeros(n_places, floats_of(layers)) if layers else None
         at = 0
         for item in layers:
             spec, (n_rows, n_memory) = item.state, item.state.n_floats
             memory_at = at + _padded(n_rows)
             rows = self._part(at, n_rows, (spec.n_rows, spec.n_channels))
             memory = self._part(memory_at, n_memory, spec.memory) if n_memory else None
-            self.layers[item.layer] = StateRows(rows, memory, self.data, at, memory_at)
+            places = at, memory_at, n_sequences
+            self.layers[item.layer] = StateRows(rows, memory, self.data, *places)
             at = memory_at + _padded(n_memory)
 
     def _part(self, at: int, n: int, shape: tuple[int, ...]) -> Array:
         assert self.data is not None
-        return self.data[:, at : at + n].reshape((self.n_slots, *shape))
+        return self.data[:, at : at + n].reshape((len(self.data), *shape))
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -125,7 +131,7 @@ class RecurrentStates:
 
     def copy(self, sequence: Sequence, other: Sequence) -> None:
         """Give another sequence the states of one, and its checkpoints."""
-        other.n_stepped = sequence.n_stepped
+        other.n_stepped, other.between = sequence.n_stepped, -1
         if self.has_place(sequence):
             assert self.data is not None
             self.data[other.slot] = self.data[sequence.slot]
@@ -133,9 +139,24 @@ class RecurrentStates:
     def give_back(self, sequence: Sequence) -> None:
         """Leave a sequence its checkpoints alone."""
         if self.data is not None:
-            sequence.slot, sequence.n_stepped = NO_SLOT, -1
+            sequence.slot, sequence.n_stepped, sequence.between = NO_SLOT, -1, -1
 
-    def step(self, sequence: Sequence, position: int, length: int) -> None:
+    def after(self, sequence: Sequence, n_tokens: int, *, generated: bool) -> list[int]:
+        """The places of the states after each of a sequence's next tokens."""
+        if not self._keeps_between(n_tokens, generated=generated):
+            return [sequence.slot] * n_tokens
+        first = self._first_between(sequence)
+        return [*range(first, first + n_tokens - 1), sequence.slot]
+
+    def _keeps_between(self, n_tokens: int, *, generated: bool) -> bool:
+        return generated and 1 < n_tokens <= self.n_between + 1
+
+    def _first_between(self, sequence: Sequence) -> int:
+        return self.n_slots + sequence.slot * self.n_between
+
+    def step(
+        self, sequence: Sequence, position: int, length: int, *, generated: bool = True
+    ) -> None:
         """The tokens from `position` to `length` are about to be evaluated: the states are those
         before them now, and count as those after them.
 
@@ -144,6 +165,8 @@ class RecurrentStates:
         """
         if self.data is None:
             return
+        keeps = self._keeps_between(length - position, generated=generated)
+        sequence.between = position if keeps else -1
         if position == 0:
             self.data[sequence.slot] = 0.0
         elif sequence.n_stepped != position:
@@ -195,11 +218,14 @@ class RecurrentStates:
         kept.append(Checkpoint(sequence.length, data))
         self._checkpoints.add(kept[-1])
 
-    def mark(self, sequence: Sequence) -> None:
-        """Make a checkpoint that counts for nothing else, until `unmark`."""
+    def mark(self, sequence: Sequence, n_tokens: int) -> None:
+        """Make a checkpoint that counts for nothing else, until `unmark`, unless the states after
+        each of the next generated tokens are kept."""
         if self.data is None:
             return
         self.unmark(sequence)
+        if self._keeps_between(n_tokens, generated=True):
+            return
         if not (sequence.kept and sequence.kept[-1].length == sequence.length):
             data = self.arrays.to_numpy(self.row(sequence)).copy()
             sequence.kept.append(Checkpoint(sequence.length, data, is_mark=True))
@@ -212,6 +238,8 @@ class RecurrentStates:
         """The largest length up to `length` whose states are known."""
         if self.data is None or sequence.n_stepped == length:
             return length
+        if 0 <= sequence.between < length < sequence.n_stepped:
+            return length
         return max((item.length for item in sequence.kept if item.length <= length), default=0)
 
     def cut(self, sequence: Sequence, length: int) -> None:
@@ -221,9 +249,14 @@ class RecurrentStates:
         while sequence.kept and sequence.kept[-1].length > length:
             sequence.kept.pop()
         if sequence.n_stepped != length and length:
-            found = sequence.kept[-1]
-            assert found.length == length
-            self.data[sequence.slot] = self.arrays.from_numpy(found.data)
+            if 0 <= sequence.between < length < sequence.n_stepped:
+                number = length - sequence.between - 1
+                self.data[sequence.slot] = self.data[self._first_between(sequence) + number]
+            else:
+                found = sequence.kept[-1]
+                assert found.length == length
+                self.data[sequence.slot] = self.arrays.from_numpy(found.data)
+            sequence.between = -1
         sequence.n_stepped = length
 
 

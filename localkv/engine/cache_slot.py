@@ -397,7 +397,7 @@ class CacheSlot:
         at = self.sequence.length
         end = at + n_tokens
         if drafts:
-            states.mark(self.sequence)
+            states.mark(self.sequence, n_tokens + len(drafts))
             every = [*ids[at:], *drafts]
             return self.evaluate(every, "all", generated=True, saw=saw)[n_tokens - 1 :]
         wanted: Wanted = "last" if end == len(ids) else "none"

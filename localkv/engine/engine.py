@@ -62,6 +62,8 @@ class Engine:
         make_cache: takes the arguments of `KVCache`; measurements make another one.
         check_source: called before anything is evaluated; raises if the weights are no longer
             those that were loaded.
+        n_between: guesses that recurrent layers keep states for, so that it takes a copy to take
+            others back (`Speculation.n_between`).
 
     Attributes:
         draft: a smaller model that drafts, if there is one.
@@ -82,6 +84,7 @@ class Engine:
         exact: bool = True,
         make_cache: Callable[..., KVCache] = KVCache,
         check_source: Callable[[], None] = lambda: None,
+        n_between: int = 0,
     ) -> None:
         self.model = model
         self.check_source = check_source
@@ -90,7 +93,7 @@ class Engine:
         self.prices = Prices()
         self.draft: DraftModel | None = None
         self.head: PredictionHead | None = None
-        self.cache = allocated_cache(model, cache, n_batch, make_cache)
+        self.cache = allocated_cache(model, cache, n_batch, make_cache, n_between=n_between)
         if self.cache.ladder is not None:
             n_batch = self.cache.ladder.sizes.batch(n_batch)
         self.n_batch = n_batch
@@ -350,12 +353,15 @@ def allocated_cache(
     cache: CacheConfig,
     n_batch: int,
     make_cache: Callable[..., KVCache] = KVCache,
+    *,
+    n_between: int = 0,
 ) -> KVCache:
     """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
 
     Args:
         n_batch: most tokens of a batch.
         make_cache: takes the arguments of `KVCache`.
+        n_between: as `RecurrentStates` has it.
 
     Raises:
         LocalKVError: it does not fit the memory; names its size and the context that would fit.
@@ -394,6 +400,7 @@ def allocated_cache(
                 kv_codebooks=cache.kv_codebooks,
                 states=model.config.states,
                 checkpoints=CheckpointConfig(cache.ctx_checkpoints, cache.checkpoint_min_step),
+                n_between=n_between,
             )
     except (RuntimeError, MemoryError) as error:
         raise LocalKVError(

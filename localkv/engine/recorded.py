@@ -376,6 +376,7 @@ class DecodeLoop:
             logit_rows=arrays.int64(list(range(n))),
             generated=(True,) * n,
             slots=inputs.slots,
+            after=inputs.slots,
         )
         pages = [[list[int]() for _ in range(n)] for _ in parts]
         return Bucket(inputs, batch, pages, [[] for _ in parts], [None] * len(parts))

@@ -688,7 +688,7 @@ class RequestRows:
         if self.in_place is not None:
             return True
         if self.reserve(request, n_tokens + n_drafts):
-            self.cache.states.mark(sequence)
+            self.cache.states.mark(sequence, n_tokens + n_drafts)
             return True
         self.cache.cut_back(sequence, sequence.length)  # gives back what was taken of some pools
         self.cache.reserve(sequence, sequence.length + n_tokens)

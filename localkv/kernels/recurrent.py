@@ -38,6 +38,11 @@ def sequences(batch: Batch) -> Iterator[tuple[slice, Array]]:
         yield slice(batch.starts[i], batch.starts[i + 1]), batch.slots[i : i + 1]
 
 
+def keeps_between(state: StateRows, batch: Batch) -> bool:
+    """Whether there are places for states after some of the tokens; nothing asks the device."""
+    return len(state.data) > state.n_slots and batch.starts[-1] > len(batch.slots)
+
+
 def causal_conv(x: Array, weight: Array, state: StateRows, batch: Batch) -> Array:
     """y[t] = sum over j of weight[:, j] * x[t - n + 1 + j], n the kernel's length; rows before the
     sequence's first are 0.
@@ -45,7 +50,8 @@ def causal_conv(x: Array, weight: Array, state: StateRows, batch: Batch) -> Arra
     Args:
         x: [tokens, channels].
         weight: [channels, n].
-        state: the rows before the batch's, which are those after it then.
+        state: the rows before the batch's, which are those after it then; those after each token
+            are in its place.
     """
     xp = namespace(x)
     n_rows = weight.shape[1] - 1
@@ -57,6 +63,9 @@ def causal_conv(x: Array, weight: Array, state: StateRows, batch: Batch) -> Arra
         for j in range(1, n_rows + 1):
             y = y + rows[j : j + n] * weight[:, j]
         out[tokens] = y
+        for t in range(n if keeps_between(state, batch) else 0):
+            after = batch.after[tokens.start + t]
+            state.rows[after] = xp.asarray(rows[t + 1 : t + 1 + n_rows], dtype=xp.float32)
         state.rows[slot] = xp.asarray(rows[n:], dtype=xp.float32)[None]
     return out
 
@@ -76,7 +85,8 @@ def scan_by_token(
         v: [tokens, heads, columns of M].
         decay: [tokens, heads], or [tokens, heads, rows of M].
         beta: [tokens, heads].
-        state: whose memories are M before the batch, and after it then.
+        state: whose memories are M before the batch, and after it then; those after each token are
+            in its place.
 
     Returns:
         [tokens, heads, columns of M].
@@ -92,6 +102,8 @@ def scan_by_token(
                 added = (added - xp.sum(memory * key, axis=1)) * beta[t][:, None]
             memory = memory + key * added[:, None]
             out[t] = xp.sum(memory * q[t][:, :, None], axis=1)
+            if keeps_between(state, batch):
+                memories[batch.after[t]] = xp.asarray(memory, dtype=xp.float32)
         memories[slot] = xp.asarray(memory, dtype=xp.float32)[None]
     return out
 

@@ -61,6 +61,7 @@ class DraftFile:
             changed=frozenset(),
             draft=None,
             activations="auto",
+            n_between=0,
         )
         return DraftMemory(own, self.cache)
 
@@ -78,7 +79,13 @@ def head_memory(model: ModelMemory, type_k: str, type_v: str, n_sequences: int) 
     config = model.config.predictor
     cache = _checked_cache("the block that predicts", config, type_k, type_v)
     own = replace(
-        model, tensors=(), config=config, changed=frozenset(), draft=None, activations="auto"
+        model,
+        tensors=(),
+        config=config,
+        changed=frozenset(),
+        draft=None,
+        activations="auto",
+        n_between=0,
     )
     return DraftMemory(own, replace(cache, n_sequences=n_sequences))
 

@@ -330,6 +330,7 @@ class ModelMemory:
         changed: names of tensors that are copied, as smoothing changes them.
         draft: a smaller model that drafts for this one.
         activations: as `LLM` has it.
+        n_between: guesses after which recurrent layers keep states.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -341,6 +342,7 @@ class ModelMemory:
     changed: frozenset[str] = frozenset()
     draft: DraftMemory | None = None
     activations: str = "auto"
+    n_between: int = 0
 
     @cached_property
     def decoded(self) -> frozenset[str]:
@@ -438,7 +440,8 @@ class ModelMemory:
         """Bytes of states and of their checkpoints; checkpoints in another memory count as 0."""
         n_bytes = state_bytes(self.config.states, n_sequences=cache.n_sequences)
         most = min(cache.ctx_checkpoints, cache.n_ctx // CHECKPOINT_TOKENS)
-        return n_bytes, 0 if self.backend == "cuda" else most * n_bytes
+        checkpoints = 0 if self.backend == "cuda" else most * n_bytes
+        return n_bytes * (1 + self.n_between), checkpoints
 
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False

@@ -61,7 +61,7 @@ def sampler(**params: object) -> Sampler:
 
 def with_head(model: Transformer, cache: CacheConfig, own: CacheConfig | None = None) -> Engine:
     """An engine whose head guesses, whatever that costs."""
-    engine = Engine(model, cache)
+    engine = Engine(model, cache, n_between=SPECULATION.n_between)
     engine.add_head(own or CacheConfig())
     head = head_of(engine)
     engine.prices.one = 1e-3

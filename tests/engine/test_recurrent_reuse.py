@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -28,6 +30,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.recorded import DecodeLoop
 from localkv.errors import LocalKVError
+from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
@@ -271,3 +274,51 @@ def test_what_is_asked_for_is_kept_exactly(model: Transformer) -> None:
     used.evaluate([3], generated=True)
     assert used.truncate(26) == 26
     assert used.truncate(25) == 20
+
+
+@pytest.mark.parametrize("backend", [cpu_backend, reference_backend])
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "granitehybrid", "kimi-linear"])
+def test_guesses_are_taken_back_by_a_copy(
+    name: str, backend: Callable[[], Backend], tmp_path: Path
+) -> None:
+    """Wherever a batch of guesses is cut, the text goes on as one without them, on the CPU with the
+    same bits."""
+    is_equal = np.testing.assert_array_equal
+    if backend is reference_backend:
+        is_equal = partial(np.testing.assert_allclose, rtol=1e-2, atol=5e-3)
+    model = load_model(hybrid(name).write(tmp_path / "model.gguf"), backend())[0]
+    to_numpy = model.backend.arrays.to_numpy
+    prompt, guesses = [5, 4, 3, 2, 1], [7, 8, 9, 10]
+    for n_between, n_kept in ((3, 4), (2, 0)):  # with places for the guesses, and with too few
+        for n_right in range(1, len(guesses) + 1):
+            plain, used = engine(model), Engine(model, CACHE, n_batch=32, n_between=n_between)
+            for one in (plain, used):
+                one.evaluate(prompt)
+            for _ in range(2):  # the second batch is like the first, but for its positions
+                at = used.sequence.length
+                used.slot.cache.states.mark(used.sequence, len(guesses))
+                for token in guesses[:n_right]:
+                    plain.evaluate([token], generated=True)
+                logits = to_numpy(used.evaluate(guesses, "all", generated=True)).copy()
+                if n_kept == 0 and n_right < len(guesses):
+                    assert used.truncate(at + n_right) == at
+                    used.evaluate(guesses[:n_right], "all", generated=True)
+                else:
+                    assert used.truncate(at + n_right) == at + n_right
+                assert np.isfinite(logits).all()
+                is_equal(
+                    to_numpy(used.cache.states.row(used.sequence)),
+                    to_numpy(plain.cache.states.row(plain.sequence)),
+                )
+            want = to_numpy(plain.evaluate([11], generated=True))
+            is_equal(to_numpy(used.evaluate([11], generated=True)), want)
+
+
+def test_a_fork_has_no_states_between_guesses(model: Transformer) -> None:
+    used = Engine(model, replace(CACHE, n_sequences=2), n_batch=32, n_between=3)
+    used.evaluate([5, 4, 3])
+    used.evaluate([7, 8, 9], "all", generated=True)
+    assert used.cache.reachable(used.sequence, 5) == 5
+    other = used.cache.fork(used.sequence, 6)
+    assert used.cache.reachable(other, 5) < 5
+    assert used.cache.reachable(other, 6) == 6

@@ -33,7 +33,7 @@ class SomeBatch:
 def states(heads: int, rows: int, columns: int) -> StateRows:
     data = torch.randn(3, 64 + heads * rows * columns)
     memory = data[:, 64:].reshape(3, heads, rows, columns)
-    return StateRows(data[:, :64], memory, data, 0, 64)
+    return StateRows(data[:, :64], memory, data, 0, 64, 3)
 
 
 @pytest.mark.parametrize("rows", [24, 64])
@@ -46,7 +46,7 @@ def test_scan(rows: int, predicts: bool) -> None:
     beta = torch.rand(4, heads) if predicts else None
     state = states(heads, rows, columns)
     other = state.data.clone()
-    twin = StateRows(other[:, :64], other[:, 64:].reshape(state.memory.shape), other, 0, 64)
+    twin = StateRows(other[:, :64], other[:, 64:].reshape(state.memory.shape), other, 0, 64, 3)
     got = scan(q, k, v, decay, beta, state, SomeBatch())  # type: ignore[arg-type]
     want = scan_by_token(q, k, v, decay, beta, twin, SomeBatch())  # type: ignore[arg-type]
     assert nmse(got, want) < 1e-12

@@ -124,6 +124,7 @@ def grouped_rows(
         torch.zeros(0, dtype=torch.int64),
         (True,) * len(lengths),
         torch.zeros(len(lengths), dtype=torch.int64),
+        torch.zeros(0, dtype=torch.int64),
     )
     q = torch.randn(len(positions), n_kv_heads * group, head_dim, generator=generator)
     return GroupedRows(q, ks, vs, packed, tail, seg_batch, batch, table)

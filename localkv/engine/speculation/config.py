@@ -15,6 +15,10 @@ MOST_DRAFTED = 63
 """Tokens that are drafted together at most."""
 
 
+MOST_BETWEEN = 7
+"""Guesses after which recurrent layers keep states, at most: of models with large states one takes
+tens of MiB."""
+
 RECORDING_LEFT = (
     "tokens are drawn on the host because some are guessed, and a step with guesses is launched "
     "kernel by kernel: on a GPU a seed may give other tokens than without"
@@ -44,6 +48,11 @@ class Speculation:
     @property
     def is_on(self) -> bool:
         return self.drafter != "none"
+
+    @property
+    def n_between(self) -> int:
+        """Guesses after which recurrent layers keep states, until it is known which are right."""
+        return min(self.draft_max, MOST_BETWEEN) if self.is_on else 0
 
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:

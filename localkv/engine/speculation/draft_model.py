@@ -192,7 +192,7 @@ class DraftModel:
         """Guess one by one, for models and places where the backend runs no guesses at once."""
         slot, found, likely = self.slot, list[Guess](), 1.0
         logits = self._logits(text)
-        slot.cache.states.mark(slot.sequence)
+        slot.cache.states.mark(slot.sequence, 1)
         to_numpy = slot.model.backend.arrays.to_numpy
         while logits is not None:
             started = time.perf_counter()

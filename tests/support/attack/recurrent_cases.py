@@ -99,16 +99,26 @@ def recurrent_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
                 linear(spec.width),
             )
     layer, of = LayerWeights(weights, None, norm(N_EMBD), None), LayerSpec(spec, None, None, None)
+    n_tokens = sum(lengths)
     states = RecurrentStates(
-        [LayerState(0, spec.state)], arrays=NumpyArrays(), n_sequences=4, config=CheckpointConfig()
+        [LayerState(0, spec.state)],
+        arrays=NumpyArrays(),
+        n_sequences=4,
+        config=CheckpointConfig(),
+        n_between=n_tokens // 4 + 1,
     )
-    starts = np.cumsum([0, *lengths])
+    starts, slots = np.cumsum([0, *lengths]), draw.permutation(4)[: len(lengths)]
+    after = np.repeat(slots, lengths)
+    for at in range(n_tokens):  # some go to places of their own, but for each sequence's last
+        if at + 1 not in starts and draw.random() < 0.5:
+            after[at] = 4 + at
     batch = cast(
         Batch,
         _SomeBatch(
             tuple(starts.tolist()),
             memory.array(starts.astype(np.int32), "starts"),
-            memory.array(draw.permutation(4)[: len(lengths)], "slots"),
+            memory.array(slots, "slots"),
+            memory.array(after, "after"),
         ),
     )
     x = vector(int(starts[-1]), N_EMBD)
@@ -129,8 +139,8 @@ def recurrent_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
 class _SomeBatch:
     """What recurrent layers read of one."""
 
-    def __init__(self, starts: tuple[int, ...], table: Any, slots: Any) -> None:
-        self.starts, self.start_table, self.slots = starts, table, slots
+    def __init__(self, starts: tuple[int, ...], table: Any, slots: Any, after: Any) -> None:
+        self.starts, self.start_table, self.slots, self.after = starts, table, slots, after
 
 
 def _views(rows: StateRows, data: Any) -> StateRows:
@@ -138,7 +148,7 @@ def _views(rows: StateRows, data: Any) -> StateRows:
     n = rows.rows[0].size
     held = data[:, rows.rows_at : rows.rows_at + n].reshape(rows.rows.shape)
     if rows.memory is None:
-        return StateRows(held, None, data, rows.rows_at, rows.memory_at)
+        return StateRows(held, None, data, rows.rows_at, rows.memory_at, rows.n_slots)
     n = rows.memory[0].size
     memory = data[:, rows.memory_at : rows.memory_at + n].reshape(rows.memory.shape)
-    return StateRows(held, memory, data, rows.rows_at, rows.memory_at)
+    return StateRows(held, memory, data, rows.rows_at, rows.memory_at, rows.n_slots)

@@ -288,7 +288,14 @@ class LayerSteps:
         assert spec.mixer is not None
         out = places.buffer(f"mixed{part}", self.n_tokens, spec.mixer.width)
         places.states = state.data
-        chain.bind(x=x, out=out, starts=places.start_table, slots=places.slots, states=state.data)
+        chain.bind(
+            x=x,
+            out=out,
+            starts=places.start_table,
+            slots=places.slots,
+            after=places.after,
+            states=state.data,
+        )
         self.operations.recurrent.add(
             chain, self.n_tokens, places.n_sequences, weights, spec, state
         )
@@ -404,6 +411,7 @@ class TokenPlaces:
         self.embedded = None if given.embedded is None else np.empty_like(given.embedded)
         self.start_table = np.array(given.batch.starts, np.int32)
         self.slots, self.no_rows = np.zeros(self.n_sequences, np.int64), np.zeros(1, np.int64)
+        self.after = np.zeros(self.n_tokens, np.int64)
         self.states: NDArray[np.float32] | None = None
         self._buffers = dict[tuple[str, tuple[int, ...]], Floats]()
         self._pools = dict[int, tuple[Int64s, Int64s, int]]()
@@ -505,6 +513,8 @@ class TokenPlaces:
             self.slots[:] = batch.slots
             if not 0 <= int(self.slots.min()) <= int(self.slots.max()) < len(self.states):
                 raise BoundsError(f"{len(self.states)} states of sequences, and slots {self.slots}")
+            recurrent.check_after(batch, len(self.states))
+            self.after[:] = batch.after
         if given.embedded is not None:
             self.fill_embedded(given.embedded)
         self.rows[0][:] = x

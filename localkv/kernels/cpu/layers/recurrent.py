@@ -179,4 +179,21 @@ def _batch_values(batch: Batch, state: StateRows, n_tokens: int) -> dict[str, in
         raise BoundsError(f"{n_tokens} tokens of sequences at {starts}")
     if not 0 <= int(batch.slots.min()) <= int(batch.slots.max()) < len(state.data):
         raise BoundsError(f"{len(state.data)} states of sequences, and slots {batch.slots}")
-    return {"starts": batch.start_table, "slots": batch.slots, "states": state.data}
+    check_after(batch, len(state.data))
+    return {
+        "starts": batch.start_table,
+        "slots": batch.slots,
+        "after": batch.after,
+        "states": state.data,
+    }
+
+
+def check_after(batch: Batch, n_states: int) -> None:
+    """Refuse to write states to other places than there are.
+
+    Raises:
+        BoundsError: a token's is no place, or there are more tokens, or fewer.
+    """
+    after = batch.after
+    if len(after) != batch.starts[-1] or not 0 <= int(after.min()) <= int(after.max()) < n_states:
+        raise BoundsError(f"{n_states} states of sequences, and those after tokens go to {after}")

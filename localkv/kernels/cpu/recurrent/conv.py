@@ -1,7 +1,7 @@
 """Depthwise convolutions over the last tokens of a sequence, compiled for each kernel's length.
 
 A piece is a block of channels of a sequence: it reads the rows before the batch in the sequence's
-state, and leaves those after it there. Formulas as in `kernels/recurrent.py`.
+state, and leaves those after it where they are to go. Formulas as in `kernels/recurrent.py`.
 """
 
 from __future__ import annotations
@@ -86,14 +86,19 @@ def conv(address: Address, thread: Count) -> None:
             if block < job.n_unit:
                 scale = get_f32(job.numbers, 1) if block < job.n_scaled else np.float32(1)
                 unit(out, job.block, get_f32(job.numbers, 0), scale)
-        for j in range(ROWS):
-            before = n - ROWS + j
-            for i in range(0, job.block, 16):
-                if before < 0:
-                    v = load_f32(state + (ROWS + before) * row, i)
-                else:
-                    v = load_f32(x + before * job.stride, i)
-                store_f32(state + j * row, i, v)
+        for t in range(n):
+            after = get_i64(job.after, first + t)
+            if t < n - 1 and after == slot:
+                continue
+            later = state + (after - slot) * job.slot_stride
+            for j in range(ROWS):
+                before = t + 1 - ROWS + j
+                for i in range(0, job.block, 16):
+                    if before < 0:
+                        v = load_f32(state + (ROWS + before) * row, i)
+                    else:
+                        v = load_f32(x + before * job.stride, i)
+                    store_f32(later + j * row, i, v)
 
 
 @njit
@@ -131,11 +136,16 @@ def gated_conv(address: Address, thread: Count) -> None:
                         v = product(x + before * 3 * row, row, i)
                     total = fma(v, load_f32(job.weight + j * row + at, i), total)
                 store_f32(out, i, mul(load_f32(x + t * 3 * row + row, i), total))
-        for j in range(ROWS):
-            before = n - ROWS + j
-            for i in range(0, job.block, 16):
-                if before < 0:
-                    v = load_f32(state + (ROWS + before) * row, i)
-                else:
-                    v = product(x + before * 3 * row, row, i)
-                store_f32(state + j * row, i, v)
+        for t in range(n):
+            after = get_i64(job.after, first + t)
+            if t < n - 1 and after == slot:
+                continue
+            later = state + (after - slot) * job.slot_stride
+            for j in range(ROWS):
+                before = t + 1 - ROWS + j
+                for i in range(0, job.block, 16):
+                    if before < 0:
+                        v = load_f32(state + (ROWS + before) * row, i)
+                    else:
+                        v = product(x + before * 3 * row, row, i)
+                    store_f32(later + j * row, i, v)

@@ -6,6 +6,8 @@ runs; workers find an address, or the number. Values are float32; strides and of
 Batches and states are the same in all of them:
 
     n_sequences, starts, slots: of the batch: int32 [n_sequences + 1] and int64 [n_sequences].
+    after: int64 [tokens], where the states after each token go: to their sequence's slot, or to one
+        that none has. A token reads the states after the one before it.
     states, slot_stride: all states, and from one slot to the next; `state_at`: where in a slot.
 """
 
@@ -37,6 +39,7 @@ class ConvJob(NamedTuple):
     n_sequences: Item
     starts: Item
     slots: Item
+    after: Item
     states: Item
     slot_stride: Item
     state_at: Item
@@ -68,6 +71,7 @@ class GatedConvJob(NamedTuple):
     n_sequences: Item
     starts: Item
     slots: Item
+    after: Item
     states: Item
     slot_stride: Item
     state_at: Item
@@ -99,6 +103,7 @@ class ScanJob(NamedTuple):
     n_sequences: Item
     starts: Item
     slots: Item
+    after: Item
     states: Item
     slot_stride: Item
     state_at: Item

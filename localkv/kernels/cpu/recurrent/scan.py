@@ -53,13 +53,13 @@ def predicted(memory: Address, key: Address, n_rows: int) -> Any:
 
 
 @njit
-def faded(memory: Address, decays: Address, key: Address, n_rows: int) -> Any:
-    """M^T k for some columns, after each row of M has faded by its own decay."""
+def faded(memory: Address, later: Address, decays: Address, key: Address, n_rows: int) -> Any:
+    """M^T k for some columns, after each row of M has faded by its own decay, to another place."""
     total, zero = zeros_f32(VECTORS), zero_f32()
     for i in range(n_rows):
         rows = load_tuple(memory + i * PART, 0, 16, VECTORS)
         rows = mul_add_all(rows, f32x16(get_f32(decays, i)), zero)
-        store_tuple(memory + i * PART, 0, 16, rows)
+        store_tuple(later + i * PART, 0, 16, rows)
         total = fma_grid(total, rows, key, i, 0, 0)
     return total
 
@@ -78,8 +78,8 @@ def scan(address: Address, thread: Count) -> None:
         sequence, piece = piece // n_pieces, piece % n_pieces
         head, at = piece // n_parts, PART * (piece % n_parts)
         key_head = head // job.times if job.times else head % job.n_keys
-        memory = job.states + get_i64(job.slots, sequence) * job.slot_stride + job.state_at
-        memory += piece * job.n_rows * PART
+        states = job.states + job.state_at + piece * job.n_rows * PART
+        memory = states + get_i64(job.slots, sequence) * job.slot_stride
         dt, a = np.float32(0), np.float32(0)
         if not BY_CHANNEL:
             dt, a = get_f32(job.dt, head), get_f32(job.a, head)
@@ -90,6 +90,7 @@ def scan(address: Address, thread: Count) -> None:
                 rate = softplus(get_f32(alpha, head) + dt)
                 decay = np.exp2(a * rate * LOG2_E)
             row = job.mixed + token * job.stride
+            later = states + get_i64(job.after, token) * job.slot_stride
             key = row + job.k_at + 4 * key_head * job.n_rows
             query = row + job.q_at + 4 * key_head * job.n_rows
             value = row + job.v_at + head * width + at
@@ -99,7 +100,8 @@ def scan(address: Address, thread: Count) -> None:
                 share = f32x16(np.float32(1) / (np.float32(1) + np.exp2(-beta * LOG2_E)))
                 if BY_CHANNEL:
                     decays = alpha + 4 * head * job.n_rows
-                    store_tuple(out, 0, 16, faded(memory, decays, key, job.n_rows))
+                    store_tuple(out, 0, 16, faded(memory, later, decays, key, job.n_rows))
+                    memory = later
                 else:
                     store_tuple(out, 0, 16, predicted(memory, key, job.n_rows))
                 for i in range(VECTORS):
@@ -114,6 +116,7 @@ def scan(address: Address, thread: Count) -> None:
             for i in range(job.n_rows):
                 rows = mul_add_all(load_tuple(memory + i * PART, 0, 16, VECTORS), kept, zero)
                 rows = fma_grid(rows, added, key, i, 0, 0)
-                store_tuple(memory + i * PART, 0, 16, rows)
+                store_tuple(later + i * PART, 0, 16, rows)
                 total = fma_grid(total, rows, query, i, 0, 0)
+            memory = later
             store_tuple(out, 0, 16, total)

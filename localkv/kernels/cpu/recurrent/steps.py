@@ -74,8 +74,8 @@ class RecurrentSteps:
 
     Args:
         chains: keep numbers.
-        chain: to which steps are added; it is given the arrays "starts", "slots", "states" and
-            "out" when it runs.
+        chain: to which steps are added; it is given the arrays "starts", "slots", "after", "states"
+            and "out" when it runs.
         state: the layer's.
     """
 
@@ -94,6 +94,7 @@ class RecurrentSteps:
             "n_sequences": self.n_sequences,
             "starts": Memory("starts", 4 * (self.n_sequences + 1)),
             "slots": Memory("slots", 8 * self.n_sequences),
+            "after": Memory("after", 8 * self.n_tokens),
             "states": Memory("states", self.state.data.nbytes),
             "slot_stride": 4 * self.state.data.shape[1],
             "state_at": 4 * state_at,
