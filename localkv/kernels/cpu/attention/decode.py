@@ -96,12 +96,19 @@ def start_fetching(planes: Address, place: tuple[int, int], row: int) -> Address
 
 
 @njit
+def chunk_and_head(job: Job, piece: int) -> tuple[Chunk, int]:
+    """What a piece is. All chunks of a KV head come one after the other, so that a thread makes
+    digits of its queries once."""
+    n_chunks = job.n_pieces // job.n_kv_heads
+    return read_chunk(job.pieces, piece % n_chunks), piece // n_chunks
+
+
+@njit
 def first_place(job: Job, piece: int) -> tuple[tuple[int, int], int]:
     """The first page and KV head of a piece, and the first row that is read there."""
-    chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+    chunk, head = chunk_and_head(job, piece)
     sequence, page = read_sequence(job.sequences, chunk.sequence), chunk.first_page
-    place = (get_i64(sequence.table, page), piece % job.n_kv_heads)
-    return place, rows_seen(job, sequence, page)[0]
+    return (get_i64(sequence.table, page), head), rows_seen(job, sequence, page)[0]
 
 
 @njit
@@ -120,6 +127,23 @@ def finish_part(job: Job, partial: Address, totals: Address) -> None:
 
 
 @njit
+def prepare_queries(
+    address: Address, job: Job, sequence: Sequence, head: int, scratch: Address
+) -> None:
+    """The queries of a sequence and KV head as K's kernel takes them."""
+    n_rows, head_dim = job.n_rows, job.head_dim
+    at = row_scratch(n_rows, n_rows // job.n_tiles, head_dim)
+    q, sums = scratch + at.q * 4, scratch + at.sums * 4
+    gather_queries(address, job, q, sequence.token, head, 0, sequence.n_new * job.group, n_rows)
+    if job.k_affine:
+        sum_blocks(job, q, sums)
+    if job.k_outliers:
+        keep_queries(q, n_rows * head_dim, sums)
+    if job.k_digits:
+        split_queries(q, n_rows * (head_dim // job.k_block), job.k_offset)
+
+
+@njit
 def attend_chunk(
     address: Address,
     job: Job,
@@ -129,8 +153,9 @@ def attend_chunk(
     scratch: Address,
     is_first: bool,
 ) -> int:
-    """One chunk and KV head: leaves the results of its parts. Returns the piece to take next, which
-    is the thread's own as soon as its memory is fetched; nobody has fetched the first one's."""
+    """One chunk and KV head, whose queries are prepared: leaves the results of its parts. Returns
+    the piece to take next, which is the thread's own as soon as its memory is fetched; nobody has
+    fetched the first one's."""
     head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     k_steps, v_steps = k_blocks * GROUPS, v_blocks * GROUPS
@@ -142,13 +167,6 @@ def attend_chunk(
     partial, references = job.partial, job.partial  # of the part at hand
 
     n_used = sequence.n_new * group
-    gather_queries(address, job, q, token, head, 0, n_used, n_rows)
-    if job.k_affine:
-        sum_blocks(job, q, sums)
-    if job.k_outliers:
-        keep_queries(q, n_rows * head_dim, sums)
-    if job.k_digits:
-        split_queries(q, n_rows * k_blocks, job.k_offset)
 
     end_page, coming = chunk.first_page + chunk.n_pages, job.n_pieces
     for page in range(chunk.first_page, end_page):
@@ -235,10 +253,13 @@ def worker(address: Address, thread: Count) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
     piece, is_first = take_next(address), True
+    prepared = (-1, -1)
     while piece < job.n_pieces:
-        head = piece % job.n_kv_heads
-        chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+        chunk, head = chunk_and_head(job, piece)
         sequence = read_sequence(job.sequences, chunk.sequence)
+        if prepared != (chunk.sequence, head):
+            prepare_queries(address, job, sequence, head, scratch)
+            prepared = (chunk.sequence, head)
         piece = attend_chunk(address, job, chunk, sequence, head, scratch, is_first)
         is_first = False
         done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
