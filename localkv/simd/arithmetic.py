@@ -155,7 +155,14 @@ def folded_sum(builder: Builder, x: Value) -> Value:
 
 
 sum_lanes = lanewise(folded_sum, [_F], types.float32)
-sum_lanes_i32 = lanewise(lambda b, x: folded(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
+
+
+def integer_sum(builder: Builder, x: Value) -> Value:
+    """The sum of a vector's integers."""
+    return call(builder, "llvm.vector.reduce.add.v16i32", i32, [x])
+
+
+sum_lanes_i32 = lanewise(integer_sum, [_I], types.int32)
 max_lanes = lanewise(lambda b, x: folded(b, x, _maximum), [_F], types.float32)
 
 
@@ -163,7 +170,18 @@ def larger_magnitude(builder: Builder, x: Value, y: Value) -> Value:
     """The larger of |x| and y, which is not negative; NaN of NaN, as its bits are the largest."""
     absolute = call(builder, f"llvm.fabs.v{x.type.count}f32", x.type, [x])
     bits = [builder.bitcast(v, lanes_of(i32, x.type.count)) for v in (absolute, y)]
-    return builder.select(builder.icmp_signed(">", *bits), absolute, y)
+    largest = call(builder, f"llvm.smax.v{x.type.count}i32", bits[0].type, bits)
+    return builder.bitcast(largest, x.type)
+
+
+def largest_lane(builder: Builder, x: Value) -> Value:
+    """The largest of floats that are not negative; NaN of NaN."""
+    bits = builder.bitcast(x, lanes_of(i32))
+    return builder.bitcast(call(builder, "llvm.vector.reduce.smax.v16i32", i32, [bits]), f32)
+
+
+larger_magnitudes = lanewise(larger_magnitude, [_F, _F], _F)
+largest_of_lanes = lanewise(largest_lane, [_F], types.float32)
 
 
 @intrinsic

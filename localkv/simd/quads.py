@@ -44,7 +44,13 @@ from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd import LANES
-from localkv.simd.arithmetic import folded, larger_magnitude, nearest_integers
+from localkv.simd.arithmetic import (
+    folded_sum,
+    integer_sum,
+    larger_magnitude,
+    largest_lane,
+    nearest_integers,
+)
 from localkv.simd.integer import dot_of_bytes
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
@@ -414,7 +420,7 @@ def larger_products(
     return largest(largest, base, types.intp, types.intp, F32x16), generate
 
 
-def _folding(combine: Callable[[Any, Any, Any], Any], item: Any) -> Any:
+def _putting(reduced: Callable[[Builder, Value], Value], item: Any) -> Any:
     @intrinsic
     def put(typing: Typing, base: Kind, index: Kind, stride: Kind, x: Kind) -> Intrinsic:
         check_base(base)
@@ -422,7 +428,7 @@ def _folding(combine: Callable[[Any, Any, Any], Any], item: Any) -> Any:
         def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             array, index, stride, vectors = args
             for i in range(x.count):
-                value = folded(builder, builder.extract_value(vectors, i), combine)
+                value = reduced(builder, builder.extract_value(vectors, i))
                 where = pointer(context, builder, base, array, index, item)
                 builder.store(value, where, align=1)
                 index = builder.add(index, stride)
@@ -433,12 +439,12 @@ def _folding(combine: Callable[[Any, Any, Any], Any], item: Any) -> Any:
     return put
 
 
-put_largest = _folding(larger_magnitude, f32)
+put_largest = _putting(largest_lane, f32)
 """The word at index + i * stride = the largest lane of x[i], of floats that are not negative; NaN
 of NaN."""
-put_sums = _folding(lambda builder, x, y: builder.add(x, y), i32)
+put_sums = _putting(integer_sum, i32)
 """Put the sums of the lanes of integers."""
-put_float_sums = _folding(lambda builder, x, y: builder.fadd(x, y), f32)
+put_float_sums = _putting(folded_sum, f32)
 """Put the sums of the lanes of floats."""
 
 

@@ -233,7 +233,7 @@ def test_weighed(type_v: str, rows: int) -> None:
         bound = 2**-21 * (1 + p @ (left.abs() + (want - left).abs()))
         if cache_decoder(type_v).digits:
             scales = scales.abs().repeat_interleave(32, 1)
-            largest = (p[:, :, None] * scales).amax(1)
+            largest = (p[:, :, None] * scales.nan_to_num()).amax((1, 2))[:, None]
             bound += WEIGHT_ERROR_BOUND * largest * (left.abs() / scales).sum(0)
         sound = want.isfinite().all(0)
         lost = head_dim if TOKEN_FORMATS[type_v].row_planes else 32

@@ -9,7 +9,10 @@ has no scale, and the minima add one number for all tokens. 32 tokens are taken 
 as in types by token, lanes are tokens (`attention/score.py`).
 
 Where the CPU has 8-bit dot products, products of q and d become 16-bit integers with one scale for
-all channels (`attention/readers.py`), so that a logit's products are summed exactly.
+all channels (`attention/readers.py`), so that a logit's products are summed exactly. That scale
+is the largest magnitude of q times the largest of d, which bound the products: to find the largest
+product of each row would take a third of the time of all products with codes. The largest d of all
+groups of a page come first, as each waits for a chain of instructions, which then run side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +29,11 @@ from localkv.kernels.cpu.attention.readers import (
     CHANNEL_SCALE,
     CHANNEL_START,
     CHANNEL_SUMS,
+    GROUP_INVERSES,
+    GROUP_SCALES,
     ONE,
+    SMALLEST,
+    ZERO,
     fetch_next,
     put_factors,
     put_starts,
@@ -35,9 +42,9 @@ from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.quant_formats import FORMATS
 from localkv.simd import LANES
-from localkv.simd.arithmetic import f32x16, zero_f32
+from localkv.simd.arithmetic import f32x16, larger_magnitudes, largest_of_lanes, mul, zero_f32
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
-from localkv.simd.memory import load_f16
+from localkv.simd.memory import get_f32, load_f16, put_f32
 from localkv.simd.quads import DIGITS as N_DIGITS
 from localkv.simd.quads import (
     QUAD,
@@ -90,43 +97,55 @@ UNITS = QUAD if DIGITS else 1
 
 
 @njit
-def ones() -> Vectors:
-    one = f32x16(ONE)
-    return (one, one)[:HALVES]
-
-
-@njit
-def scale_queries(out: Address, q: Address, planes: Addresses, first: int, head_dim: int) -> None:
-    """A tile's rows of q times the channels' scales, and their sums with the minima.
-
-    Args:
-        out: ROWS rows as `attention/readers.py` has them, of digits or with floats in their
-            place.
-        first: the group's first item of a plane of scales.
-    """
-    shifts, largest = zeros_f32(ROWS), zeros_f32(ROWS)
+def measure_queries(out: Address, q: Address, head_dim: int) -> None:
+    """Put the scale and the factor of a tile's rows of q in `out`, rows as
+    `attention/readers.py` has them."""
+    largest, one = zeros_f32(ROWS), f32x16(ONE)
     for c in range(0, head_dim, LANES):
-        d = load_f16(planes[0], first + c)
+        largest = larger_products(largest, q, c, head_dim, one)
+    put_largest(out, CHANNEL_SCALE, CHANNEL_ROW, largest)
+    put_factors(out, ROWS)
+
+
+@njit(error_model="numpy")
+def measure_group(out: Address, q: Address, planes: Addresses, group: int, head_dim: int) -> None:
+    """What a group of tokens that share scales needs: the largest scale of its channels, NaN if
+    one isn't finite, and its inverse; the sums of a tile's rows of q with its minima."""
+    shifts, largest, first = zeros_f32(ROWS), zero_f32(), group * head_dim
+    for c in range(0, head_dim, LANES):
         if DIGITS:
-            largest = larger_products(largest, q, c, head_dim, d)
-        else:
-            x = mul_add_all(load_tuple(q, c, head_dim, ROWS), d, zero_f32())
-            store_tuple(out, c, CHANNEL_ROW, x)
+            largest = larger_magnitudes(load_f16(planes[0], first + c), largest)
         if AFFINE:
             m = load_f16(planes[1], first + c)
             shifts = fma_each(shifts, load_tuple(q, c, head_dim, ROWS), (m,))
-    put_float_sums(out, CHANNEL_SUMS, CHANNEL_ROW, shifts)
-    if not DIGITS:
-        return
-    put_largest(out, CHANNEL_SCALE, CHANNEL_ROW, largest)
-    put_factors(out, ROWS)
-    sums = zeros_i32(ROWS)
+    if AFFINE:
+        put_float_sums(out, CHANNEL_SUMS + group, CHANNEL_ROW, shifts)
+    if DIGITS:
+        top = largest_of_lanes(largest)
+        scale = max(top, SMALLEST) + top * ZERO
+        put_f32(out, GROUP_SCALES + group, scale)
+        put_f32(out, GROUP_INVERSES + group, ONE / scale)
+
+
+@njit
+def scale_queries(out: Address, q: Address, planes: Addresses, group: int, head_dim: int) -> None:
+    """A tile's rows of q times the channels' scales in a group of tokens: as digits, or with floats
+    in their place."""
+    sums, first = zeros_i32(ROWS), group * head_dim
+    inverse = f32x16(get_f32(out, GROUP_INVERSES + group) if DIGITS else ONE)
     for c in range(0, head_dim, BLOCK):
-        d = load_f16(planes[0], first + c), load_f16(planes[0], first + c + LANES)
-        sums = split_products(
-            sums, q, c, head_dim, d, out, c // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, CHANNEL_FACTOR
-        )
-    if OFFSET:
+        low, high = load_f16(planes[0], first + c), load_f16(planes[0], first + c + LANES)
+        if DIGITS:
+            d = mul(low, inverse), mul(high, inverse)
+            sums = split_products(
+                sums, q, c, head_dim, d, out, c // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, CHANNEL_FACTOR
+            )
+        else:
+            x = mul_add_all(load_tuple(q, c, head_dim, ROWS), low, zero_f32())
+            store_tuple(out, c, CHANNEL_ROW, x)
+            x = mul_add_all(load_tuple(q, c + LANES, head_dim, ROWS), high, zero_f32())
+            store_tuple(out, c + LANES, CHANNEL_ROW, x)
+    if DIGITS and OFFSET:
         put_sums(out, CHANNEL_START, CHANNEL_ROW, sums)
         put_starts(out, ROWS, 0, OFFSET)
 
@@ -172,13 +191,16 @@ def add_products(sums: Any, codes: Any, q: Address, at: int, i: int) -> Any:
 
 
 @njit
-def add_shifts(sums: Any, q: Address, at: int) -> Vectors:
-    """The sums of products as floats, and the sums with the minima."""
+def add_shifts(sums: Any, q: Address, at: int, group: int) -> Vectors:
+    """The sums of products as floats, and the sums with the minima of a group."""
     total = zeros_f32(TOTALS)
     if AFFINE:
-        total = fma_grid(total, ones(), q, at + CHANNEL_SUMS, 0, CHANNEL_ROW)
+        ones = (f32x16(ONE), f32x16(ONE))[:HALVES]
+        total = fma_grid(total, ones, q, at + CHANNEL_SUMS + group, 0, CHANNEL_ROW)
     if DIGITS:
-        return add_digits(total, sums, ones(), q, at + AT_SCALE, CHANNEL_ROW, CHANNEL_DIGITS)
+        scale = f32x16(get_f32(q, GROUP_SCALES + group))
+        scales = (scale, scale)[:HALVES]
+        return add_digits(total, sums, scales, q, at + AT_SCALE, CHANNEL_ROW, CHANNEL_DIGITS)
     return add_each(total, add_each(sums[0], sums[1]))
 
 
@@ -211,11 +233,16 @@ def score(
     planes = (plane0, plane1, plane2, plane3)
     head_dim, step = n_blocks * BLOCK, n_blocks * LANES
     ahead, lines = (next_v, next_k), (v_lines * HALVES, k_lines * HALVES)
-    for group in range((n_tokens + TOKENS - 1) // TOKENS):
-        for tile in range(n_tiles):
-            rows = q + 4 * tile * ROWS * head_dim
-            if n_tiles > 1 or group % PARTS == 0:
-                scale_queries(scratch, rows, planes, group // PARTS * head_dim, head_dim)
+    n_groups = (n_tokens + TOKENS - 1) // TOKENS
+    for tile in range(n_tiles):
+        rows = q + 4 * tile * ROWS * head_dim
+        if DIGITS:
+            measure_queries(scratch, rows, head_dim)
+        for group in range(0, n_groups, PARTS):
+            measure_group(scratch, rows, planes, group // PARTS, head_dim)
+        for group in range(n_groups):
+            if group % PARTS == 0:
+                scale_queries(scratch, rows, planes, group // PARTS, head_dim)
             for part in range(PASSES):
                 at = part * N * CHANNEL_ROW
                 for half in range(0, 2, HALVES):
@@ -224,10 +251,10 @@ def score(
                         if tile == 0 and part == 0:
                             ahead = fetch_next(ahead, lines)
                         unit = (group * 2 + half) * step + block * LANES
-                        first = at + block * BLOCK // (QUAD if DIGITS else 1)
+                        word = at + block * BLOCK // (QUAD if DIGITS else 1)
                         for i in range(0, LANES, UNITS):
                             codes = load_halves(planes, unit + i, step)
-                            sums = add_products(sums, codes, scratch, first, i)
-                    total = add_shifts(sums, scratch, at)
+                            sums = add_products(sums, codes, scratch, word, i)
+                    total = add_shifts(sums, scratch, at, group // PARTS)
                     where = (tile * ROWS + part * N) * PAGE_TOKENS + group * TOKENS + half * LANES
                     store_grid(logits, where, LANES, PAGE_TOKENS, HALVES, total)

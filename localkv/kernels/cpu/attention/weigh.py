@@ -23,6 +23,7 @@ from localkv.kernels.cpu.attention.readers import (
     Ahead,
     Lines,
     fetch_next,
+    scale_weights_of_page,
     share_of,
     split_weights,
     without,
@@ -234,7 +235,6 @@ def weigh(
     planes = (plane0, plane1, plane2, plane3, numbers_of(codebook))
     head_dim = n_blocks * BLOCK
     n_groups = (n_tokens + 15) // 16
-    scales = scaled_p + ROWS * ROW_BYTES
     ahead, lines = (next_k, next_v), (k_lines, v_lines)
     for tile in range(n_tiles):
         tile_p = p + tile * ROWS * ROW_BYTES
@@ -243,17 +243,19 @@ def weigh(
         if ROW_MINIMA:
             at, d, m = tile * ROWS * head_dim, planes[ROW_SCALES], planes[ROW_MINIMA]
             add_minima(out, at, head_dim, head_dim, tile_p, d, m, 0, 1, n_tokens, scaled_p)
+        if DIGITS:
+            of_rows = planes[ROW_SCALES] if ROW_SCALES else plane0
+            n_scales = 1 if ROW_SCALES else n_blocks
+            scale_weights_of_page(scaled_p, tile_p, of_rows, n_scales, n_tokens, zeros_f32(ROWS))
         if ROW_SCALES and DIGITS:  # the same weights for all blocks
             split_weights(
                 scaled_p,
                 tile_p,
-                scales,
                 planes[ROW_SCALES],
                 0,
                 1,
                 OFFSET,
                 n_tokens,
-                zeros_f32(ROWS),
                 zeros_i32(ROWS),
                 ahead,
                 (0, 0),
@@ -278,13 +280,11 @@ def weigh(
                 ahead = split_weights(
                     scaled_p,
                     tile_p,
-                    scales,
                     plane0,
                     block,
                     n_blocks,
                     OFFSET,
                     n_tokens,
-                    zeros_f32(ROWS),
                     zeros_i32(ROWS),
                     ahead,
                     early,
