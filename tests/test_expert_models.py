@@ -61,7 +61,7 @@ def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_
     assert nmse(got, want) <= 2e-5
 
 
-@pytest.mark.parametrize("name", ["step35", "laguna", "laguna-m", "mimo2"])
+@pytest.mark.parametrize("name", ["step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"])
 def test_tokens_one_by_one_and_in_company(name: str, tmp_path: Path) -> None:
     model, _ = load_model(EXPERT_MODELS[name].write(tmp_path / "model.gguf"), cpu_backend())
     f16 = SegmentSpec("f16", "f16")
@@ -159,6 +159,7 @@ PARTS = {
         "gates of heads": without_head_gates,
     },
     "laguna-m": {"softplus": attention_with(gate_activation="sigmoid")},
+    "maple": {"limits": spec_with(limit=0.0), "gate": spec_with(limits_gate=False)},
     "mimo2": {"sinks": without_sinks, "factor": attention_with(output_scale=1.0)},
     "deepseek": {"factor": spec_with(weights_scale=1.0)},
     "deepseek2-ocr": {"shared expert": weights_without("shared")},

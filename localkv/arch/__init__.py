@@ -67,6 +67,7 @@ FAMILIES = {
         "plamo3": "plamo3",
         "deci": "deci",
         "openelm": "openelm",
+        "spark2_5": "spark",
     },
     "cohere": {"command-r": "command_r", "cohere2": "cohere2", "cohere2moe": "cohere2_moe"},
     "granite": {
@@ -105,6 +106,7 @@ FAMILIES = {
         "step35": "step35",
         "laguna": "laguna",
         "mimo2": "mimo2",
+        "maple": "maple",
     },
     "deepseek": {
         "deepseek2": "deepseek2",

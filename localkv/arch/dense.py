@@ -188,3 +188,15 @@ def openelm(facts: Facts) -> ModelSpec:
         attention = replace(attention, **plain.head_norms(facts))
         layers.append(plain.layer(facts, attention, plain.mlp(facts, layer=i)))
     return plain.model(facts, layers)
+
+
+def spark(facts: Facts) -> ModelSpec:
+    """Windows, heads in numbers that differ between layers, with a gate each."""
+    ffn, layers = plain.mlp(facts, "gelu"), []
+    for i, size in enumerate(windows(facts, None)):
+        attention = plain.attention(facts, interleaved=False, layer=i)
+        assert attention.rope is not None
+        layer = plain.layer(facts, replace(attention, head_gated=True), ffn)
+        rope = window_rope(facts, attention.rope)
+        layers.append(with_window(layer, size, rope) if size else layer)
+    return plain.model(facts, layers)

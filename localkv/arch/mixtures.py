@@ -3,7 +3,7 @@
 After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
 `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`,
 `ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp`, `afmoe.cpp`, `step35.cpp`,
-`laguna.cpp` and `mimo2.cpp`.
+`laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
 """
 
 from __future__ import annotations
@@ -394,3 +394,16 @@ def mimo2(facts: Facts) -> ModelSpec:
         )
         layers.append(plain.layer(facts, replace(attention, rope=rope), moe))
     return plain.model(facts, _with_routers(facts, layers))
+
+
+def maple(facts: Facts) -> ModelSpec:
+    """Only layers with a window have RoPE; experts have a SwiGLU whose gate has a limit."""
+    attention = replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
+    rope = window_rope(facts, _unscaled(facts, attention))
+    layers = []
+    for size, limit in zip(
+        windows(facts, None), facts.numbers_per_layer("swiglu_clamp_exp"), strict=True
+    ):
+        layer = plain.layer(facts, attention, experts(facts, limit=limit, limits_gate=True))
+        layers.append(with_window(layer, size, rope) if size else _unrotated(layer))
+    return plain.model(facts, layers)

@@ -395,6 +395,7 @@ class MlpSpec:
             0 leaves them.
         limit: the activation's values are at most this, and those of `up` between its negative and
             it, before they are multiplied (Step 3.5); 0 leaves them.
+        limits_gate: what the activation reads is at most `limit`, not what it gives (Maple).
     """
 
     n_ff: int
@@ -403,6 +404,7 @@ class MlpSpec:
     xielu: XieluParams | None = None
     sparsity: float = 0.0
     limit: float = 0.0
+    limits_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -431,6 +433,7 @@ class MoeSpec:
         router_norm: of what the router reads, by weights `<tensor>.scale` / sqrt(n_embd), or None
             (Gemma 4).
         limit, shared_limit: of the experts, and of the shared one (`MlpSpec.limit`).
+        limits_gate: see `MlpSpec`.
         latent_dim: values of the latent that routed experts read and give, 0 if they read the row
             itself (Nemotron 3 Super).
     """
@@ -455,17 +458,21 @@ class MoeSpec:
     router_norm: NormSpec | None = None
     limit: float = 0.0
     shared_limit: float = 0.0
+    limits_gate: bool = False
     latent_dim: int = 0
 
     @property
     def expert(self) -> MlpSpec:
         """The block that each expert is."""
-        return MlpSpec(self.n_ff, self.activation, self.gated, limit=self.limit)
+        return self._block(self.n_ff, self.limit)
 
     @property
     def shared(self) -> MlpSpec:
         """The block that the shared expert is."""
-        return MlpSpec(self.n_ff_shared, self.activation, self.gated, limit=self.shared_limit)
+        return self._block(self.n_ff_shared, self.shared_limit)
+
+    def _block(self, n_ff: int, limit: float) -> MlpSpec:
+        return MlpSpec(n_ff, self.activation, self.gated, limit=limit, limits_gate=self.limits_gate)
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,14 @@ def activate(hidden: Array, up: Array | None, mlp: MlpSpec) -> Array:
         return (
             gate * sigmoid(SWIGLU_ALPHA * gate) * (xp.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0)
         )
+    if mlp.limit and mlp.limits_gate:
+        hidden = xp.clip(hidden, None, mlp.limit)
     if mlp.sparsity:
         hidden = sparse(hidden, mlp.sparsity)
     y = xielu(hidden, mlp.xielu) if mlp.xielu is not None else activated(hidden, mlp.activation)
     if mlp.limit:
-        y, up = xp.clip(y, None, mlp.limit), xp.clip(up, -mlp.limit, mlp.limit)
+        up = xp.clip(up, -mlp.limit, mlp.limit)
+        y = y if mlp.limits_gate else xp.clip(y, None, mlp.limit)
     return y if up is None else y * up
 
 

@@ -1,4 +1,4 @@
-"""Small random models with routed experts, of architectures that conformance data has not.
+"""Small random models, mostly with routed experts, of architectures that conformance data has not.
 
 `tests/data/make_llama_cpp_experts.py` writes them, too, and stores llama.cpp's logits.
 """
@@ -331,6 +331,31 @@ EXPERT_MODELS = {
         selection_bias=BIAS,
         value_dim=HEAD // 2,
         sinks=(1, 2),
+    ),
+    "maple": ExpertModel(
+        "maple",
+        3,
+        {
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [True, False, True],
+            "rope.freq_base_swa": 500.0,
+            "swiglu_clamp_exp": [0.7, 0.9, 0.5],
+        },
+        head_norms=True,
+    ),
+    "spark2_5": ExpertModel(
+        "spark2_5",
+        3,
+        {
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [True, False, True],
+            "rope.freq_base_swa": 500.0,
+            "expert_count": 0,
+            "expert_used_count": 0,
+        },
+        dense=(0, 1, 2),
+        gate="head",
+        n_heads=(2, 3, 2),
     ),
     "cohere2moe": ExpertModel(
         "cohere2moe",

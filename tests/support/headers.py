@@ -116,10 +116,14 @@ _LATENT = {
     "expert_weights_scale": 1.5,
 }
 _RECURRENT = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2, 0, 2]}
-_WINDOWS = {"attention.sliding_window_pattern": [False, True, True, False, True, True]}
+_WINDOWS = {
+    "attention.sliding_window_pattern": [False, True, True, False, True, True],
+    "swiglu_clamp_exp": 0.5,
+}
 _MORE = (
     _EXPERTS,
     {**_EXPERTS, **_WINDOWS},
+    _WINDOWS,
     {**_EXPERTS, "expert_gating_func": 2},
     {},
     {**_EXPERTS, **_LATENT},

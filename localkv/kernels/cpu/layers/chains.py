@@ -135,6 +135,7 @@ def activate_source(mlp: MlpSpec) -> KernelSource:
         "GATED": mlp.gated,
         "SPARSE": mlp.sparsity != 0,
         "LIMITED": mlp.limit != 0,
+        "LIMITS_GATE": mlp.limit != 0 and mlp.limits_gate,
     }
     return KernelSource("linear/activate", parameters)
 

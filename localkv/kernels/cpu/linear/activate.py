@@ -34,6 +34,7 @@ ACTIVATION = parameter("ACTIVATION", "relu")
 GATED = parameter("GATED", False)
 SPARSE = parameter("SPARSE", False)
 LIMITED = parameter("LIMITED", False)
+LIMITS_GATE = parameter("LIMITS_GATE", False)
 LIMIT = np.float32(7.0)
 """gpt-oss's clamp."""
 
@@ -101,6 +102,8 @@ def activate(address: Address, thread: Count) -> None:
             v = load_f32(x, i)
             if SPARSE:
                 v = maximum(sub(v, least), zero_f32())
+            if LIMITS_GATE:
+                v = minimum(v, f32x16(get_f32(job.parameters, 0)))
             y = activation(v, job.parameters)
             if ACTIVATION == "swiglu_oai":
                 limit = f32x16(LIMIT)
@@ -109,7 +112,7 @@ def activate(address: Address, thread: Count) -> None:
             elif LIMITED:
                 limit = f32x16(get_f32(job.parameters, 0))
                 other = maximum(minimum(load_f32(up, i), limit), sub(zero_f32(), limit))
-                y = mul(minimum(y, limit), other)
+                y = mul(y if LIMITS_GATE else minimum(y, limit), other)
             elif GATED:
                 y = mul(y, load_f32(up, i))
             store_f32(x, i, y)
