@@ -53,12 +53,12 @@ KNOWN = {
     "windows, shared K and V, inputs by layer": ("gemma2", "gemma3", "gemma3n", "gemma4"),
     "routed experts": (
         "gpt-oss", "qwen3moe", "llama4", "glm4moe", "minimax-m2", "ernie4_5-moe", "hunyuan-moe",
-        "olmoe", "granitemoe",
+        "olmoe", "granitemoe", "step35", "mimo2", "laguna",
     ),
     "latent attention": ("deepseek2", "mistral4", "minicpm3"),
     "recurrent layers": (
         "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h",
-        "nemotron_h_moe", "falcon-h1",
+        "nemotron_h_moe", "falcon-h1", "bailingmoe3", "kimi-linear",
     ),
 }  # fmt: skip
 """Architectures that most people mean, by what their layers have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 import subprocess
@@ -143,6 +144,27 @@ def test_few_bits_are_what_ggml_s_c_makes_of_them(name: str, values: str) -> Non
     decoded = decode(FORMATS[name], block) / np.float32(1.1357421875)
     words = {"-": -1.0, "+": 1.0, "0": 0.0, "1": 1.0, "2": 2.0}
     assert decoded[: len(values)].tolist() == [words[value] for value in values]
+
+
+DECODED_BY_GGML = {
+    "mxfp4": "e37ae023fbfe1e22",
+    "nvfp4": "322454db79f92cab",
+    "q1_0": "373f06069eba790d",
+    "q2_0": "4769ef083eade46e",
+}
+"""SHA-256, in part, of what `dequantize_row_<type>` of llama.cpp b11434 makes of the blocks below."""
+
+
+@pytest.mark.parametrize("name", DECODED_BY_GGML)
+def test_small_types_are_what_ggml_s_library_makes_of_them(name: str) -> None:
+    fmt = FORMATS[name]
+    numbers = np.arange(4096 * fmt.block_bytes, dtype=np.uint64) * 2654435761
+    blocks = (numbers >> 13).astype(np.uint8).reshape(4096, -1)
+    if name.startswith("q"):
+        blocks[:, 1] &= 0xBF  # scales that are finite
+    with np.errstate(all="ignore"):
+        values = PackedTensor(fmt, blocks, (4096, fmt.block_size)).decode()
+    assert hashlib.sha256(values.tobytes()).hexdigest()[:16] == DECODED_BY_GGML[name]
 
 
 @by_format
