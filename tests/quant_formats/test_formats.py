@@ -152,7 +152,7 @@ DECODED_BY_GGML = {
     "q1_0": "373f06069eba790d",
     "q2_0": "4769ef083eade46e",
 }
-"""SHA-256, in part, of what `dequantize_row_<type>` of llama.cpp b11434 makes of the blocks below."""
+"""SHA-256, in part, of what `dequantize_row_<type>` of llama.cpp b11434 makes of these blocks."""
 
 
 @pytest.mark.parametrize("name", DECODED_BY_GGML)
