@@ -154,7 +154,7 @@ def test_guesses_send_no_page_down(model: Transformer, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "kimi-linear"])
 def test_states_are_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     hybrid_model = load_model(hybrid(name).write(tmp_path / "model.gguf"), cpu_backend())[0]
     for most in (0, 3):
