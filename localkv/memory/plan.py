@@ -438,10 +438,10 @@ class ModelMemory:
 
     def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
         """Bytes of states and of their checkpoints; checkpoints in another memory count as 0."""
-        n_bytes = state_bytes(self.config.states, n_sequences=cache.n_sequences)
+        states, n = self.config.states, cache.n_sequences
         most = min(cache.ctx_checkpoints, cache.n_ctx // CHECKPOINT_TOKENS)
-        checkpoints = 0 if self.backend == "cuda" else most * n_bytes
-        return n_bytes * (1 + self.n_between), checkpoints
+        checkpoints = 0 if self.backend == "cuda" else most * state_bytes(states, n_sequences=n)
+        return state_bytes(states, n_sequences=n, n_between=self.n_between), checkpoints
 
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False

@@ -94,9 +94,7 @@ def knowing(engine: Engine, text: list[int], wrong: int) -> None:
 
     def next_known(x: np.ndarray) -> tuple[np.ndarray, int, float]:
         hidden, token, probability = next_of(head, x)
-        (rows,) = {id(one): one for one in head._texts[-1:]}.values()
-        assert rows._sequence is not None
-        at = rows._sequence.length + 1
+        at = head.texts[-1].n_rows + 1
         if next(numbers) % wrong and at < len(text):
             return hidden, text[at], probability
         return hidden, token, probability

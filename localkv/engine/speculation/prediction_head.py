@@ -54,6 +54,7 @@ class PredictionHead:
     Attributes:
         pace: what was measured, in all texts.
         times: what guesses take.
+        texts: that have rows, those that began last at the end.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PredictionHead:
         self.pace = DraftPace(prices)
         self.times = GuessTimes()
         self.prefixes = PrefixCache(cache, exact=False, most=MOST_KEPT)
-        self._texts = list[HeadText]()
+        self.texts = list[HeadText]()
         self._unfinished = False
 
     @property
@@ -98,11 +99,11 @@ class PredictionHead:
     def begin(self, text: HeadText, n_known: int) -> tuple[Sequence, list[int]]:
         """The rows to go on with for a text whose first `n_known` tokens are not evaluated again,
         and the tokens that they are of."""
-        for other in [*self._texts]:
+        for other in [*self.texts]:
             if other.is_over():
-                self._texts.remove(other)
+                self.texts.remove(other)
                 other.keep()
-        self._texts.append(text)
+        self.texts.append(text)
         if n_known:
             kept, n = self.prefixes.find(text.text.marked(n_known + 1)[1:])
             if kept is not None:
@@ -147,7 +148,7 @@ class PredictionHead:
         if self._unfinished:
             self.prefixes.forget()
             self.cache.start_over([])
-            for text in self._texts:
+            for text in self.texts:
                 text.lose()
         self._unfinished = True
 
@@ -204,6 +205,11 @@ class HeadText:
             if self._n_waiting < n:
                 self._waiting.append(last[: n - self._n_waiting])
                 self._n_waiting = n
+
+    @property
+    def n_rows(self) -> int:
+        """Its rows, with those of guesses."""
+        return 0 if self._sequence is None else self._sequence.length
 
     @property
     def _n_ready(self) -> int:
