@@ -322,6 +322,8 @@ class LlamaBench:
         self.command += ["-t", str(n_threads)] if n_threads else []
         self.depth = 0
         facts = self.run("-p", "0", "-n", "1")
+        if (facts["type_k"], facts["type_v"]) != (type_k, type_v):  # it takes f16 for others
+            raise SystemExit(f"{bench}: no {pair} cache")
         self.version, self.n_threads = facts["build_commit"], facts["n_threads"]
 
     def run(self, *options: str) -> dict[str, Any]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gguf import GGMLQuantizationType
+
 from localkv.quant_formats import WEIGHT_FORMATS
 
-ALL_TYPES = tuple(fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.name != "f32")
+ALL_TYPES = tuple(
+    fmt.name
+    for fmt in WEIGHT_FORMATS.values()
+    if fmt.name != "f32" and fmt.name.upper() in GGMLQuantizationType.__members__
+)
+"""What gguf-py can write."""
 EXPERT_SHAPES = ("qwen3-30b-a3b@6x64", "mixtral-8x7b@2")
 """Many small experts, and few large ones."""
-PAIRS = ("f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0")
+PAIRS = ("f16", "q8_0", "q8_0/q4_0", "q4_0")
+BY_CHANNEL = ("q4_1c/q4_0", "q4_1c128/kv3_0")
+"""Pairs that other programs don't have."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,13 @@ TABLES: Mapping[str, SpeedTable] = {
     "types": SpeedTable(shapes=("llama-1.1b@4",), types=ALL_TYPES),
     "experts": SpeedTable(shapes=EXPERT_SHAPES, types=("q4_0", "q4_K", "mxfp4")),
     "depth": SpeedTable(
-        pairs=PAIRS, depths=(0, 8192, 32768), tests=("tg",), decode=8, repeats=True
+        pairs=(*PAIRS, *BY_CHANNEL), depths=(0, 8192, 32768), tests=("tg",), decode=8, repeats=True
+    ),
+    "heads": SpeedTable(
+        shapes=("qwen3-1.7b@4", "qwen3-30b-a3b@4x8", "gemma3-1b@6"),
+        pairs=PAIRS,
+        depths=(0, 8192),
+        tests=("tg",),
     ),
     "sequences": SpeedTable(
         pairs=("f16", "q8_0/q4_0"), depths=(1024,), decode=8, parallel=(1, 4, 8)
@@ -54,7 +69,5 @@ TABLES: Mapping[str, SpeedTable] = {
     "models with experts": SpeedTable(
         shapes=("gpt-oss-20b@4", "deepseek-v2-lite@27x8"), types=("q4_0", "q4_K"), depths=(0, 4096)
     ),
-    "published": SpeedTable(
-        pairs=("f16", "q8_0", "q8_0/q4_0", "q4_0"), depths=(0, 4096), of_files=True
-    ),
+    "published": SpeedTable(pairs=PAIRS, depths=(0, 4096), of_files=True),
 }

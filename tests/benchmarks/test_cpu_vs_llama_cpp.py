@@ -328,7 +328,9 @@ mine = os.getppid()
 others = [pid for pid in pids if state(pid)[1] == state(mine)[1] and int(pid) != mine]
 with open("{record}", "a") as file:
     print(json.dumps([sys.argv[1:], [state(pid)[0] for pid in others]]), file=file)
-facts = {{"build_commit": "0a1b2c3", "n_threads": 2, "avg_ts": 8.0}}
+types = (sys.argv[sys.argv.index(option) + 1] for option in ("-ctk", "-ctv"))
+k, v = (one if one in ("f16", "q8_0", "q4_0") else "f16" for one in types)
+facts = {{"build_commit": "0a1b2c3", "n_threads": 2, "avg_ts": 8.0, "type_k": k, "type_v": v}}
 print(json.dumps([facts]))
 """
 """Stands in for llama-bench, and writes down its options and what runs beside it."""
@@ -336,21 +338,28 @@ print(json.dumps([facts]))
 
 @pytest.mark.slow
 def test_the_second_peer_is_a_bench(tmp_path: Path) -> None:
-    """It is asked for each round, but once at a depth, and not for prompts there."""
+    """It is asked for each round, but once at a depth, and not for prompts there. What it measures
+    with f16 in place of a type that it doesn't know does not count."""
     model = tmp_path / "a-model.Q4_0.gguf"
     write_model(model, shape_of("llama-tiny"), "q4_0")
     record, bench, figures = (tmp_path / name for name in ("record", "bench", "figures.json"))
     bench.write_text(BENCH.format(python=sys.executable, record=record))
     bench.chmod(0o755)
-    flags = ["--second-peer", bench, "--files", model, "--pairs", "q8_0/q4_0", "--json", figures]
+    flags = ["--second-peer", bench, "--files", model, "--json", figures]
+    flags += ["--pairs", "q8_0/q4_0", "q4_1c/q4_0"]
     flags += ["--depths", "0", "64", "--rounds", "2", "--prompt-rounds", "1", "--decode", "8"]
     done = subprocess.run(
         [sys.executable, FOLDER / "cpu_vs_llama_cpp.py", *flags], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "ik_llama.cpp 0a1b2c3 with 2 threads" in done.stdout
-    assert "| Q4_0 |" in done.stdout
-    found = {(one.program, one.test, one.depth): one for one in Report.read(figures).figures}
+    assert f"{bench}: no q4_1c/q4_0 cache" in done.stderr
+    of_pairs = {(one.program, one.pair) for one in Report.read(figures).figures}
+    assert of_pairs - {("localkv", "q4_1c/q4_0")} == {
+        (name, "q8_0/q4_0") for name in ("localkv", "ik_llama.cpp", "ik_llama.cpp -rtr 1")
+    }
+    known = [one for one in Report.read(figures).figures if one.pair == "q8_0/q4_0"]
+    found = {(one.program, one.test, one.depth): one for one in known}
     for program in ("ik_llama.cpp", "ik_llama.cpp -rtr 1"):
         tests = {(test, depth) for name, test, depth in found if name == program}
         assert tests == {("tg", 0), ("pp", 0), ("tg", 64)}
@@ -358,6 +367,9 @@ def test_the_second_peer_is_a_bench(tmp_path: Path) -> None:
         assert list(found[program, "tg", 64].values) == [8.0]
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     common = ["-m", str(model), "-ctk", "q8_0", "-ctv", "q4_0"]
+    refused = [options for options, _ in calls if "q4_1c" in options]
+    assert len(refused) == 2
+    calls = [call for call in calls if "q4_1c" not in call[0]]
     for options, others in calls:
         assert set(others) <= {"T"}
         assert options[2:8] == common if options[0] == "-rtr" else options[:6] == common
