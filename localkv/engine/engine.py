@@ -118,7 +118,13 @@ class Engine:
 
     def reset(self) -> None:
         """Forget the cached tokens, and the texts that came before them."""
-        self.slot.turn(self.slot.forget)
+
+        def work() -> None:
+            self.slot.forget()
+            if self.head is not None:
+                self.head.forget()
+
+        self.slot.turn(work)
 
     def truncate(self, length: int) -> int:
         """Forget the cached tokens from position `length` on; more if layers with a window lack

@@ -203,6 +203,20 @@ def test_texts_that_take_turns(model: Transformer) -> None:
     assert head.cache.new_sequence()
 
 
+def test_a_reset_forgets_rows(model: Transformer) -> None:
+    engine = with_head(model, CacheConfig(n_ctx=300))
+    head = head_of(engine)
+    text = list(generated(engine, PROMPT, 9, **GREEDY))
+    running = generated(engine, IDS[20:50], 9, **GREEDY)
+    next(running)
+    assert head.prefixes.texts
+    engine.reset()
+    assert not head.prefixes.texts
+    assert all(len(pool.free) == pool.n_pages for pool in head.cache.pools)
+    list(running)
+    assert list(generated(engine, PROMPT, 9, **GREEDY)) == text
+
+
 def test_several_requests_at_once(model: Transformer) -> None:
     cache = CacheConfig(n_ctx=300, n_sequences=2)
     prompts, plain = (PROMPT, IDS[20:50]), Engine(model, CacheConfig(n_ctx=300))
@@ -222,6 +236,8 @@ def test_work_that_breaks_off_leaves_no_rows(model: Transformer) -> None:
     engine = with_head(model, CacheConfig(n_ctx=300))
     text = list(generated(engine, PROMPT, 12, **GREEDY))
     head, behind = head_of(engine), Transformer.behind
+    other, rest = generated(engine, IDS[10:40], 12, **GREEDY), list[int]()
+    rest.append(next(other))
     broken = generated(engine, IDS[20:50], 12, **GREEDY)
     next(broken)
 
@@ -232,6 +248,10 @@ def test_work_that_breaks_off_leaves_no_rows(model: Transformer) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(broken)
     head.block.behind = behind.__get__(head.block)
+    rest += other
+    plain = Engine(model, CacheConfig(n_ctx=300))
+    assert rest == list(generated(plain, IDS[10:40], 12, Speculation(), **GREEDY))
+    assert other.stats.n_drafted
     assert list(generated(engine, PROMPT, 12, **GREEDY)) == text
 
 

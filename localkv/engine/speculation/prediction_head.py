@@ -96,6 +96,13 @@ class PredictionHead:
         )
         text.give_back()
 
+    def forget(self) -> None:
+        """Have no rows of any text."""
+        for text in self.texts:
+            text.lose()
+        self.texts.clear()
+        self.prefixes.clear()
+
     def begin(self, text: HeadText, n_known: int) -> tuple[Sequence, list[int]]:
         """The rows to go on with for a text whose first `n_known` tokens are not evaluated again,
         and the tokens that they are of."""
@@ -121,12 +128,12 @@ class PredictionHead:
         Raises:
             NoPageError: there is no room for them.
         """
-        self._begin()
         few = len(ids) <= FEW_MISSING and wants
         backend = self.model.backend
         batch = self.cache.batch(
             [(sequence, ids)], logits="all" if few else "last" if wants else "none", generated=few
         )
+        self._unfinished = True
         with backend.arrays.inference():
             x = self.model.joined(batch.token_ids, hidden)
             out = self.block.behind(x, batch, self.cache)
@@ -143,14 +150,15 @@ class PredictionHead:
             hidden = backend.norm(x, weights.output_norm)
         return hidden, *most_probable(backend.arrays.to_numpy(logits)[-1])
 
-    def _begin(self) -> None:
+    def recover(self) -> None:
         """Start over if the work of a batch before broke off."""
         if self._unfinished:
             self.prefixes.forget()
             self.cache.start_over([])
             for text in self.texts:
                 text.lose()
-        self._unfinished = True
+            self.texts.clear()
+            self._unfinished = False
 
 
 class HeadText:
@@ -180,6 +188,7 @@ class HeadText:
     def saw(self, at: int, hidden: Array) -> None:
         """Take note of normed hidden states [tokens, n_embd] of the text's tokens from position
         `at` on, and of guesses that follow them."""
+        self.head.recover()
         if not self._has_room:
             return
         if self._sequence is None:
