@@ -141,6 +141,8 @@ class Engine:
         Generations and other users of `slot` get a `ModelClosedError` from now on.
         """
         self.slot.close()
+        if self.head is not None:
+            self.head.close()
         del self.model, self.cache, self.draft, self.head, self.check_source
 
     def warm_up(self) -> None:

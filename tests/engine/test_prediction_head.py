@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.prefix import Text
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.prediction_head import HeadText, PredictionHead
-from localkv.errors import ModelFileError, UsageError
+from localkv.errors import ModelClosedError, ModelFileError, UsageError
 from localkv.kernels.backend import Guessing
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model
@@ -215,6 +217,21 @@ def test_a_reset_forgets_rows(model: Transformer) -> None:
     assert all(len(pool.free) == pool.n_pages for pool in head.cache.pools)
     list(running)
     assert list(generated(engine, PROMPT, 9, **GREEDY)) == text
+
+
+def test_a_closed_engine_lets_go_of_the_model(path: Path) -> None:
+    engine = with_head(load_model(path, cpu_backend(), predicts=True)[0], CacheConfig(n_ctx=300))
+    model, cache = ref(engine.model), ref(head_of(engine).cache)
+    batch = BatchEngine(engine)
+    options = GenerationOptions(sampler=sampler(**GREEDY), speculation=SPECULATION)
+    running = batch.generate(PROMPT, options)
+    next(running)
+    batch.close()
+    gc.collect()
+    assert model() is None
+    assert cache() is None
+    with pytest.raises(ModelClosedError):
+        list(running)
 
 
 def test_several_requests_at_once(model: Transformer) -> None:

@@ -96,6 +96,11 @@ class PredictionHead:
         )
         text.give_back()
 
+    def close(self) -> None:
+        """Let go of the model and the cache; texts may live on, which nobody evaluates."""
+        self.texts.clear()
+        del self.model, self.block, self.cache, self.prefixes
+
     def forget(self) -> None:
         """Have no rows of any text."""
         for text in self.texts:
