@@ -143,8 +143,11 @@ class LocalKV(Session):
                         plane[page] = plane[pages[i % whole]]
 
     def settle(self) -> None:
+        from localkv.kernels.cpu.linear.arena import JOINER
+
         if self.engine.model.backend.late is not None:
             self.engine.model.backend.late.finish()
+        JOINER.finish()
 
     def bytes_per_token(self, depth: int) -> float:
         from localkv.bench.grid import BenchTest

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class PageJoiner:
 
     def __init__(self) -> None:
         self.n_tried = 0
-        self._waiting = SimpleQueue[tuple[weakref.ref[mmap.mmap], int, int]]()
+        self._rest = REST
+        self._waiting = Queue[tuple[weakref.ref[mmap.mmap], int, int]]()
         self._thread: threading.Thread | None = None
 
     def add(self, memory: mmap.mmap, first: int, end: int) -> None:
@@ -51,6 +52,12 @@ class PageJoiner:
             self._thread = threading.Thread(target=self._run, name="huge pages", daemon=True)
             self._thread.start()
 
+    def finish(self) -> None:
+        """Join all pages that wait for it, without rest."""
+        self._rest = 0
+        self._waiting.join()
+        self._rest = REST
+
     def _run(self) -> None:
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -64,7 +71,8 @@ class PageJoiner:
                 madvise(start, HUGE_BYTES, MADV_COLLAPSE)  # refused: pages stay small
                 self.n_tried += 1
                 del memory
-                time.sleep(REST * (time.perf_counter() - began))
+                time.sleep(self._rest * (time.perf_counter() - began))
+            self._waiting.task_done()
 
 
 Bytes = npt.NDArray[np.uint8]
