@@ -9,8 +9,8 @@ n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` it does not run. BENCH is
 llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which repacks
 weights as it loads them; tables have the better figure. All tables of docs/benchmarks.md
-(`speed_tables.py` lists what each takes), in half an hour on two cores with the first peer, or some
-of them by name; then the page is written again from the file of all figures. The table "published"
+(`speed_tables.py` lists what each takes), in an hour and a half on two cores, or some of them by
+name; then the page is written again from the file of all figures. The table "published"
 has the models of `--files`:
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --second-peer BENCH --files MODEL.gguf ... \
@@ -356,12 +356,13 @@ def main() -> None:
         else:
             work(program, path, pair, int(n_ctx), int(n_vocab), options.threads)
         return
+    from localkv.simd.cpu_features import CPU_LEVEL
     from localkv.system.processor import processor_name
 
     interpreters = {OURS: sys.executable, **({PEER: options.peer} if options.peer else {})}
     if options.second_peer:
         interpreters |= dict.fromkeys((SECOND_PEER, REPACKS), sys.executable)
-    report = Report(processor_name(), os.cpu_count() or 1)
+    report = Report(f"{processor_name()} ({CPU_LEVEL})", os.cpu_count() or 1)
     if options.json and options.json.exists():
         kept = Report.read(options.json)
         if (kept.cpu, kept.n_processors) != (report.cpu, report.n_processors):
