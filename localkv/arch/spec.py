@@ -393,8 +393,8 @@ class MlpSpec:
         sparsity: the gate's values are diminished by their mean and this many standard deviations
             per token, and those that are negative then become 0, before the activation (Gemma 3n);
             0 leaves them.
-        limit: the activation's values are at most this, and those of `up` between its negative and
-            it, before they are multiplied (Step 3.5); 0 leaves them.
+        limit: the activation's values are at most this, and the values of `up` between its
+            negative and it, before they are multiplied (Step 3.5); 0 leaves them.
         limits_gate: what the activation reads is at most `limit`, not what it gives (Maple).
     """
 

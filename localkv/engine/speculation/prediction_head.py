@@ -222,7 +222,7 @@ class HeadText:
 
     @property
     def n_rows(self) -> int:
-        """Its rows, with those of guesses."""
+        """Its rows, the rows of guesses included."""
         return 0 if self._sequence is None else self._sequence.length
 
     @property
