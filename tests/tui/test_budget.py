@@ -38,7 +38,8 @@ async def ask(me: User, text: str, *, seed: int, **drawing: float) -> None:
 
 @pytest.mark.slow
 async def test_a_chat_goes_down_the_ladder_to_the_full_context() -> None:
-    cache = {"kv_budget": THIRD, "kv_ladder": "f16,q8_0,q8_0/q4_0,q4_0/kv3_0"}  # its audit has flips
+    ladder = "f16,q8_0,q8_0/q4_0,q4_0/kv3_0"  # its audit has flips
+    cache = {"kv_budget": THIRD, "kv_ladder": ladder}
     engine = LocalEngine(
         EngineOptions(str(MODELS / "tales-4M-F16.gguf"), {"device": "cpu", **cache})
     )
