@@ -304,8 +304,8 @@ def step35(facts: Facts) -> ModelSpec:
 
 
 def _step35_rope(facts: Facts, attention: AttentionSpec, *, has_window: bool) -> RopeSpec:
-    """Layers that see everything turn half of the channels, with Llama 3's divisors if the file has
-    them, of which it has as many as the other layers have pairs."""
+    """Layers that see everything turn half of the channels. Llama 3's divisors, if the file has
+    them, are for these layers, though there is one for each pair of the others."""
     rope = _unscaled(facts, attention)
     if has_window:
         return window_rope(facts, rope, theta=WINDOW_THETA)

@@ -51,7 +51,8 @@ class RopeSpec:
             ggml's NEOX.
         divisors: the tensor that divides the frequencies (`rope_freqs.weight` of Llama 3.1), or
             empty.
-        n_divisors: its values, the first `n_dims / 2` of which count; 0 for as many as these.
+        n_divisors: how many values it has, of which the first `n_dims / 2` are used; 0 if it has no
+            others.
         long_divisors: the tensor that does so in a context of more tokens than
             `original_context_length` (LongRoPE, Ding et al. 2024), or empty.
         scaling: "none", "linear" or "yarn".

@@ -244,7 +244,11 @@ def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) 
 
 
 def nothing_behind() -> Array:
-    """What backends do that run no layers at once."""
+    """What backends do that run no layers at once, whose hidden states nobody asks for.
+
+    Raises:
+        NotImplementedError: always.
+    """
     raise NotImplementedError
 
 

@@ -131,8 +131,8 @@ def gate_width(attn: AttentionSpec) -> int:
 
 
 def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
-    """The gate's activation times `out`, in the place of `gate`; in that of `out` where each head
-    has one gate."""
+    """Multiply `out` by the gate's activation. The result takes the place of `gate`, or of `out`
+    where each head has one gate."""
     rows, threads = 4 * n_tokens, min(n_threads(), n_tokens)
     x, values = Memory(out, rows * attn.width), Memory(gate, rows * gate_width(attn))
     if attn.head_gated:
