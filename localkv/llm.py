@@ -149,14 +149,11 @@ class LoadedModel(TokenizedModel):
                 raise ModelClosedError
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _many_ids(
-        self, prompts: Iterable[Prompt], parse_special: bool, what: str
-    ) -> list[list[int]]:
-        """The tokens of several prompts, after a check that each can be evaluated."""
+    def _check_prompts(self, prompts: Iterable[Prompt], parse_special: bool) -> None:
+        """Check that each of several prompts can be evaluated."""
         many = [self._ids(one, parse_special) for one in prompts]
         for number, ids in enumerate(many, 1):
-            self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
-        return many
+            self.engine.check_prompt(ids, f"prompt {number} of {len(many)}")
 
 
 class EmbeddingModel(LoadedModel):
@@ -167,7 +164,7 @@ class EmbeddingModel(LoadedModel):
         self,
         texts: Text | Texts,
         *,
-        pooling: Literal["mean", "last"] | None = None,
+        pooling: Literal["mean", "cls", "last"] | None = None,
         normalize: bool = True,
         parse_special: bool = False,
     ) -> Vectors: ...
@@ -192,11 +189,13 @@ class EmbeddingModel(LoadedModel):
     ) -> Vectors | list[Vectors]:
         """Embeddings: hidden states of the tokens after the last norm, pooled.
 
-        They go through the cache, so its types matter. What it held is forgotten.
+        They go through the cache, so its types matter. What it held is forgotten. Texts of an
+        encoder don't: they are evaluated together, `n_batch` tokens at a time.
 
         Args:
             texts: one text or a list of them, each a string or token ids.
-            pooling: "mean" of the tokens, the "last" one, or "none", which keeps every token's.
+            pooling: "mean" of the tokens, the first one ("cls"), the "last" one, or "none", which
+                keeps every token's.
                 None takes the one that the model was trained for, or "mean".
             normalize: make each vector's Euclidean norm 1.
             parse_special: control tokens written in the texts count as such.
@@ -214,12 +213,12 @@ class EmbeddingModel(LoadedModel):
             pooling = pooling_of_file(self.gguf.metadata.integer(key, None))
         check_pooling(pooling)
         if are_many(texts):
-            many = self._many_ids(texts, parse_special, "text")
+            many = [self._ids(text, parse_special) for text in texts]
         elif texts == []:
             many = []
         else:
             many = [self._ids(cast("Text", texts), parse_special)]
-        vectors = [self.engine.embedding(ids, pooling) for ids in many]
+        vectors = self.engine.embeddings(many, pooling)
         if normalize:
             vectors = [normalised(vector) for vector in vectors]
         if pooling == "none":
@@ -703,7 +702,7 @@ class TextModel(LoadedModel):
         """
         if not are_many(prompt):
             return self.stream(cast("Prompt", prompt), **options).completion
-        self._many_ids(prompt, options.get("parse_special", False), "prompt")
+        self._check_prompts(prompt, options.get("parse_special", False))
         prompts: list[Prompt] = [*prompt]
         return [self.stream(one, **options).completion for one in prompts]
 
@@ -731,7 +730,7 @@ class TextModel(LoadedModel):
             LocalKVError: as `stream`; by any of them, and then none is completed.
         """
         every = listed(prompts)
-        self._many_ids(every, options.get("parse_special", False), "prompt")
+        self._check_prompts(every, options.get("parse_special", False))
         streams = list[TextStream]()
         try:
             for prompt in every:

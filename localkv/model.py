@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,9 @@ class ModelWeights:
 
     `rope_divisors`, by the tensors' names, are on the host, since frequencies are made once.
     `per_layer` and `altup` are None but where layers have per-layer inputs, and several streams.
-    `prediction` is None unless it was asked for.
+    `prediction` is None unless it was asked for. `position_embd`, `token_type` [n_embd] and
+    `embedding_norm` are None in models whose embedding has rows of tokens only. An encoder has no
+    output matrix; nothing reads its `output`.
     """
 
     token_embd: PackedTensor
@@ -90,6 +93,9 @@ class ModelWeights:
     per_layer: PerLayerTable | None = None
     altup: AltUpProjections | None = None
     prediction: PredictionWeights | None = None
+    position_embd: PackedTensor | None = None
+    token_type: Array | None = None
+    embedding_norm: Norm | None = None
 
 
 class Transformer:
@@ -134,7 +140,8 @@ class Transformer:
         """What the backend does for this model and a cache, and how; `pairs` are types of K and V
         that its layers have."""
         weights = self.weights
-        found = uses(self.backend.methods, weights.layers, weights.output, pairs)
+        output = None if self.config.is_encoder else weights.output
+        found = uses(self.backend.methods, weights.layers, output, pairs)
         if weights.per_layer is not None:
             name = weights.per_layer.token_embd.format.name
             found.append(Use("per-layer embeddings", name, PER_LAYER_ROWS))
@@ -163,8 +170,7 @@ class Transformer:
         """Run a batch as `forward` does, with the same bits on a CPU.
 
         Returns:
-            the logits; and [tokens, n_embd], the hidden states of all tokens of the batch, normed
-            unless the block that predicts reads them as they are.
+            the logits; and [tokens, n_embd], the normed hidden states of all tokens of the batch.
         """
         backend, weights = self.backend, self.weights
         n_tokens, wanted = len(batch.token_ids), batch.logit_rows
@@ -183,21 +189,12 @@ class Transformer:
         else:
             rows = x if every is batch else x[wanted]
             logits = backend.logits(rows, weights.output_norm, weights.output, self.config)
-        return logits, self.as_read(x, weights.output_norm)
+        return logits, backend.norm(x, weights.output_norm)
 
     def last_hidden(self) -> Array:
-        """[tokens, n_embd], the hidden states, as in `forward_with_hidden`, of the batch whose
-        logits the backend made at once (`Backend.run_layers`, `Backend.run_next`), if that was the
-        last thing it did."""
-        return self.as_read(self.backend.behind_layers(), self.weights.output_norm)
-
-    def as_read(self, x: Array, norm: Norm) -> Array:
-        """Hidden states as the block that predicts reads them, of x [tokens, n_embd], which may
-        be overwritten then; `norm` is the one behind x."""
-        own = self.config.prediction
-        if own is None or own.reads_normed:
-            return self.backend.norm(x, norm)
-        return namespace(x).asarray(x, copy=True)
+        """[tokens, n_embd], the normed hidden states of the batch whose logits the backend made at
+        once (`Backend.run_layers`, `Backend.run_next`), if that was the last thing it did."""
+        return self.backend.norm(self.backend.behind_layers(), self.weights.output_norm)
 
     @property
     def predictor(self) -> Transformer:
@@ -210,7 +207,7 @@ class Transformer:
 
         Args:
             token_ids: int64 [tokens].
-            hidden: [tokens, n_embd], the hidden states of the token before each.
+            hidden: [tokens, n_embd], the normed hidden states of the token before each.
 
         Returns:
             [tokens, n_embd].
@@ -260,7 +257,7 @@ class Transformer:
         config, backend, weights = self.config, self.backend, self.weights
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         if x is None:
-            x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
+            x = self._embedded(batch)
         given = TokenBatch(inputs, self._caches(cache), batch, None)
         streams = OneStream(x, backend)
         for index in range(first, config.n_layers):
@@ -334,6 +331,34 @@ class Transformer:
         """
         return self.backend.norm(self._behind_layers(batch, cache), self.weights.output_norm)
 
+    def encode(self, texts: Sequence[Sequence[int]]) -> Array:
+        """Run texts through an encoder, each by itself, all in one batch.
+
+        Args:
+            texts: tokens of each.
+
+        Returns:
+            [tokens of all texts, n_embd], normed hidden states, one text after the other.
+        """
+        arrays = self.backend.arrays
+        starts = (0, *accumulate(map(len, texts)))
+        positions = [position for text in texts for position in range(len(text))]
+        batch = Batch(
+            token_ids=arrays.int64([token for text in texts for token in text]),
+            positions=arrays.int64(positions),
+            starts=starts,
+            start_table=arrays.int32(starts),
+            segments=(),
+            logit_rows=arrays.int64(range(starts[-1])),
+            generated=(False,) * len(texts),
+            slots=arrays.int64([]),
+            after=arrays.int64([]),
+        )
+        inputs = self._positions.inputs(batch.positions, self.config.n_ctx_train)
+        caches = [NO_ROWS] * len(self._stack)
+        x = self._one_by_one(self._embedded(batch), TokenBatch(inputs, caches, batch, None))
+        return self.backend.norm(x.merged(), self.weights.output_norm)
+
     def logit_blocks(self, batch: Batch, cache: KVCache, n_rows: int) -> Iterator[Array]:
         """Run a batch as `forward` does, and yield the logits of at most `n_rows` tokens at a time.
 
@@ -371,11 +396,20 @@ class Transformer:
         self, batch: Batch, cache: KVCache, rows: Array | None = None, head: Head | None = None
     ) -> tuple[Array, TokenBatch]:
         """x [tokens, n_embd] before the first layer, and the other inputs of the layers."""
-        config, backend, weights = self.config, self.backend, self.weights
         inputs = self._positions.inputs(batch.positions, cache.n_ctx)
-        x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
+        x = self._embedded(batch)
         embedded = self._layer_inputs(x, batch, rows)
         return x, TokenBatch(inputs, self._caches(cache), batch, embedded, head)
+
+    def _embedded(self, batch: Batch) -> Array:
+        """x [tokens, n_embd] before the first layer."""
+        backend, weights = self.backend, self.weights
+        x = backend.embed(batch.token_ids, weights.token_embd, self.config.embedding_scale)
+        if weights.token_type is not None:
+            x = x + weights.token_type
+        if weights.position_embd is not None:
+            x = x + backend.embed(batch.positions, weights.position_embd, 1.0)
+        return x if weights.embedding_norm is None else backend.norm(x, weights.embedding_norm)
 
     def _caches(self, cache: KVCache) -> Sequence[LayerCache]:
         """The cache of each layer, with `NO_ROWS` after the last layer that stores something."""
@@ -421,8 +455,12 @@ class Transformer:
             x = backend.out_residual(x, y, part, part_spec)
         if spec.laurel is not None:
             x = with_laurel(backend, x, source, weights)
+        if weights.attn_sum_norm is not None:
+            x = backend.norm(x, weights.attn_sum_norm)
         if spec.ffn is not None:
             x = backend.ffns[type(spec.ffn)](x, source, weights, spec)
+        if weights.ffn_sum_norm is not None:
+            x = backend.norm(x, weights.ffn_sum_norm)
         streams.leave(x, weights, spec, row)
 
     def _layer_inputs(self, x: Array, batch: Batch, rows: Array | None) -> Array | None:

@@ -115,6 +115,7 @@ FAMILIES = {
         "plm": "plm",
     },
     "kimi": {"kimi-linear": "kimi_linear", "bailingmoe3": "ling3"},
+    "bert": {"bert": "bert"},
     "lfm2": {"lfm2": "lfm2", "lfm2moe": "lfm2moe"},
     "mamba": {
         "granitehybrid": "granite_hybrid",

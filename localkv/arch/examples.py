@@ -10,6 +10,7 @@ EXAMPLES: dict[str, str] = {
     "bailingmoe": "Ling Lite, Plus",
     "bailingmoe2": "Ling 2, Ring 2",
     "bailingmoe3": "Ling 3 tiny, flash",
+    "bert": "BGE small, base, large (embeddings), all-MiniLM, E5, GTE, Snowflake Arctic Embed",
     "chatglm": "ChatGLM 3, GLM-4 9B Chat",
     "codeshell": "CodeShell 7B",
     "cogvlm": "CogVLM (text)",

@@ -17,6 +17,7 @@ from localkv.arch.spec import (
     Mixer,
     MlpSpec,
     ModelSpec,
+    NormSpec,
 )
 from localkv.errors import ModelFileError
 
@@ -115,11 +116,12 @@ def model(facts: Facts, layers: LayerSpec | Sequence[LayerSpec], **changes: Any)
     Raises:
         ModelFileError: the file is of a model that attends in a way that no architecture here has.
     """
-    for key in UNKNOWN_TO_ALL:
-        if facts.number(key, 0.0):
-            raise ModelFileError(f"key {facts.key(key)!r} is not supported, unless it is 0")
+    _refuse_unknown(facts)
     if not facts.boolean("attention.causal", True):
-        raise ModelFileError("a model whose tokens see those after them is not supported")
+        raise ModelFileError(
+            f"architecture {facts.architecture!r} with tokens that see those after them is not "
+            "supported"
+        )
     if "output_norm" not in changes:
         changes["output_norm"] = facts.rms_norm("output_norm")
     blocks = range(facts.n_layers, facts.n_layers + facts.n_prediction_layers)
@@ -127,6 +129,34 @@ def model(facts: Facts, layers: LayerSpec | Sequence[LayerSpec], **changes: Any)
         *(f"blk.{i}." for i in blocks),
         *changes.get("ignored_tensors", ()),
     )
+    return _model_spec(facts, layers, **changes)
+
+
+def encoder(
+    facts: Facts, layers: Sequence[LayerSpec], *, output_norm: NormSpec, **changes: Any
+) -> ModelSpec:
+    """A model that reads texts and writes none; `changes` are fields of `ModelSpec`.
+
+    Raises:
+        ModelFileError: the file is of a model that attends in a way that no architecture here has.
+    """
+    _refuse_unknown(facts)
+    if facts.boolean("attention.causal", False):
+        raise ModelFileError(
+            f"architecture {facts.architecture!r} with tokens that see only those before them is "
+            "not supported"
+        )
+    ignored = ("cls.", "pooler.")
+    return _model_spec(facts, layers, output_norm=output_norm, ignored_tensors=ignored, **changes)
+
+
+def _refuse_unknown(facts: Facts) -> None:
+    for key in UNKNOWN_TO_ALL:
+        if facts.number(key, 0.0):
+            raise ModelFileError(f"key {facts.key(key)!r} is not supported, unless it is 0")
+
+
+def _model_spec(facts: Facts, layers: LayerSpec | Sequence[LayerSpec], **changes: Any) -> ModelSpec:
     return ModelSpec(
         architecture=facts.architecture,
         name=facts.name,

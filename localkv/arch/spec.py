@@ -224,6 +224,28 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class EncoderAttentionSpec:
+    """Attention in which a token sees those after it, too, of its own text; nothing is stored.
+
+    Attributes:
+        attention: heads, scale, RoPE, and norms of q and k. A window of n tokens reaches n // 2
+            positions to each side.
+    """
+
+    attention: AttentionSpec
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """How q and k are rotated, or None."""
+        return self.attention.rope
+
+    @property
+    def width(self) -> int:
+        """Values per token of its output, before the output matrix."""
+        return self.attention.width
+
+
+@dataclass(frozen=True)
 class LatentAttentionSpec:
     """Attention whose K and V are one latent row for all heads (DeepSeek-V2, arXiv:2405.04434).
 
@@ -358,7 +380,7 @@ class Mamba2Spec:
 
 
 RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec
-Mixer = AttentionSpec | LatentAttentionSpec | RecurrentSpec
+Mixer = AttentionSpec | EncoderAttentionSpec | LatentAttentionSpec | RecurrentSpec
 
 
 Activation = Literal["silu", "gelu", "relu", "relu2", "xielu", "swiglu_oai"]
@@ -560,6 +582,7 @@ class LayerSpec:
         ffn: dense or routed; None in a layer that has only a mixer.
         attn_norm, ffn_norm: before each; None reads x as it is.
         post_attn_norm, post_ffn_norm: after each, before it is added; or None.
+        attn_sum_norm, ffn_sum_norm: after each, of the sum; or None.
         beside: a second mixer, which reads what the first one reads; both are added (Falcon-H1).
         parallel: the feed-forward block reads the layer's input, as the mixer does, not the sum.
         residual_scale: factor on what each block adds.
@@ -574,6 +597,8 @@ class LayerSpec:
     ffn_norm: NormSpec | None
     post_attn_norm: NormSpec | None = None
     post_ffn_norm: NormSpec | None = None
+    attn_sum_norm: NormSpec | None = None
+    ffn_sum_norm: NormSpec | None = None
     beside: Mixer | None = None
     parallel: bool = False
     residual_scale: float = 1.0
@@ -644,15 +669,13 @@ class PredictionSpec:
 
     With h, the normed output of the model's layers for a token, and e, the embedding of the token
     after it, the block's layer works on x = eh_proj [norm(e), norm(h)]. The normed output of the
-    layer makes logits of the token that follows, and is the h of that token's prediction. In some
-    architectures h is each time the output before its norm.
+    layer makes logits of the token that follows, and is the h of that token's prediction.
 
     Attributes:
         block: its number among the file's blocks.
         layer: its layer.
         embedding_norm, hidden_norm: of e and of h.
         output_norm: of the layer's output; a file without its tensor has the model's.
-        reads_normed: h is normed.
     """
 
     block: int
@@ -660,7 +683,6 @@ class PredictionSpec:
     embedding_norm: NormSpec
     hidden_norm: NormSpec
     output_norm: NormSpec
-    reads_normed: bool = True
 
 
 @dataclass(frozen=True)
@@ -680,6 +702,10 @@ class ModelSpec:
             need, such as blocks that predict further tokens.
         altup: there are several residual streams, or None.
         prediction: the block that predicts a further token, or None.
+        n_positions: rows of `position_embd`, one for each position, which are added to the rows of
+            the embedding; 0 if there is none.
+        n_token_types: rows of `token_types`, of which the first is added, too; or 0.
+        embedding_norm: of the sum, or None.
     """
 
     architecture: str
@@ -695,6 +721,14 @@ class ModelSpec:
     ignored_tensors: tuple[str, ...] = ()
     altup: AltUpSpec | None = None
     prediction: PredictionSpec | None = None
+    n_positions: int = 0
+    n_token_types: int = 0
+    embedding_norm: NormSpec | None = None
+
+    @cached_property
+    def is_encoder(self) -> bool:
+        """Whether it reads texts and writes none: tokens see those after them."""
+        return any(isinstance(layer.mixer, EncoderAttentionSpec) for layer in self.kinds)
 
     def ignores(self, tensor: str) -> bool:
         """Whether a tensor of the file is none that text needs."""

@@ -137,7 +137,7 @@ class KVCache:
         )
         for i, state in self.states.layers.items():
             layers[i] = replace(layers.get(i, LayerCache(())), state=state)
-        self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
+        self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers, default=-1))]
 
     def _add_ladder(self, layout: GroupLayout, pool: PoolLayout) -> None:
         if self.ladder is not None:

@@ -44,10 +44,10 @@ _OPTIONS: list[click.Parameter] = [
     _EMBEDDING.option(
         "--pooling",
         llama_env="POOLING",
-        type=Choice(("none", "mean", "last"), case_sensitive=False),
+        type=Choice(("none", "mean", "cls", "last"), case_sensitive=False),
         metavar="NAME",
-        help="From tokens to a text: their mean, the last one, or none, which prints every token's "
-        "vector. [default: what the model was trained for, or mean]",
+        help="From tokens to a text: their mean, the first one (cls), the last one, or none, which "
+        "prints every token's vector. [default: what the model was trained for, or mean]",
     ),
     _EMBEDDING.option(
         "--embd-normalize",

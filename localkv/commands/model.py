@@ -118,6 +118,7 @@ def memory_line(llm: LLM) -> str:
     rows += f"{byte_size(plan.cache_v)}"
     if cache.kv_budget is not None:
         rows = f"{cache_types(llm)} in {byte_size(plan.cache_k + plan.cache_v)}"
+    rows = "no cache" if llm.config.is_encoder else rows
     return (
         f"memory: weights {weights}, {rows}, {_states(plan)}"
         f"scratch {byte_size(plan.scratch)} (context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"

@@ -99,7 +99,7 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
         "model_problem": problem,
         "tokenizer": _tokenizer(gguf.metadata),
         "chat_templates": _templates(gguf.metadata),
-        "kv_cache": _kv_cache(config) if config else None,
+        "kv_cache": _kv_cache(config) if config and config.groups else None,
     }
 
 
@@ -356,7 +356,7 @@ def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
     rows.append(("context", f"{config.n_ctx_train} tokens"))
     rows.append(("vocabulary", f"{config.n_vocab} tokens"))
     rows += _by_kind(config, "rope", _rope)
-    if any(group.window or group.chunk for group in config.groups):
+    if any(_window(layer) != "none" for layer in config.kinds):
         rows += _by_kind(config, "window", _window)
     if config.states:
         text = f"{byte_size(state_bytes(config.states))} for each sequence, float32"
@@ -399,12 +399,15 @@ def _heads(layer: LayerSpec) -> str:
     from localkv.arch.spec import (
         AttentionSpec,
         DeltaNetSpec,
+        EncoderAttentionSpec,
         LatentAttentionSpec,
         Mamba2Spec,
         ShortConvSpec,
     )
 
     match layer.mixer:
+        case EncoderAttentionSpec(attention=spec):
+            return f"{_heads(replace(layer, mixer=spec))}; tokens see those after them, too"
         case AttentionSpec() as spec:
             dims = f"{spec.key_dim}"
             if spec.value_dim != spec.key_dim:
@@ -441,7 +444,8 @@ def _experts(layer: LayerSpec) -> str:
 
 
 def _window(layer: LayerSpec) -> str:
-    params = getattr(layer.mixer, "params", None)
+    mixer = layer.mixer
+    params = getattr(getattr(mixer, "attention", mixer), "params", None)
     if params is None or not (params.window or params.chunk):
         return "none"
     return f"{params.window} tokens" if params.window else f"chunks of {params.chunk} tokens"

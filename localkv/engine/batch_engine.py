@@ -106,7 +106,7 @@ class BatchEngine:
         clock: seconds.
 
     Raises:
-        LocalKVError: the cache has fewer sequences.
+        LocalKVError: the cache has fewer sequences, or the model is an encoder.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class BatchEngine:
         most_waiting: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        engine.check_writes()
         self.engine = engine
         self.clock = clock
         self.most_waiting = most_waiting

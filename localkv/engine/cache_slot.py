@@ -268,6 +268,19 @@ class CacheSlot:
         self._hold(ids, generated=False)
         return out
 
+    def encode(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Run whole texts through an encoder, in one batch; the cache has no part in it.
+
+        Returns:
+            [tokens of all texts, n_embd], normed hidden states.
+        """
+        self.check_source()
+        n_tokens = sum(map(len, texts))
+        self.use_threads(n_tokens)
+        with self.scratch_of(n_tokens), self.model.backend.arrays.inference():
+            states = self.model.backend.arrays.to_numpy(self.model.encode(texts))
+        return states.astype(np.float32, copy=False)
+
     def _hold(self, ids: Sequence[int], *, generated: bool) -> None:
         """Count tokens whose rows are in the cache now."""
         self.sequence.length += len(ids)

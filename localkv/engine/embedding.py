@@ -1,12 +1,12 @@
 """Embeddings: what a model makes of a text before it predicts tokens, as a vector.
 
 They are hidden states after the last norm (llama.cpp's `result_norm`), of one token or the mean of
-all. In a causal model only the last token has seen the whole text.
+all. In a causal model only the last token has seen the whole text, in an encoder each has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from localkv.errors import UsageError
 from localkv.option_checks import unknown_name
 
-Pooling: TypeAlias = Literal["mean", "last", "none"]
+Pooling: TypeAlias = Literal["mean", "cls", "last", "none"]
 
-POOLINGS: tuple[Pooling, ...] = ("mean", "last", "none")
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last", "none")
 """From the hidden states of a text's tokens to its embedding; "none" keeps each token's."""
 
 IN_FILE = ("none", "mean", "cls", "last", "rank")
@@ -69,15 +69,28 @@ def pooled(parts: Iterator[Floats], pooling: Pooling) -> Floats:
     """
     if pooling == "none":
         return np.concatenate(list(parts))
-    if pooling == "last":
-        *_, last = parts
-        row: Floats = last[-1]
+    if pooling in ("cls", "last"):
+        every = [*parts]
+        row: Floats = every[0][0] if pooling == "cls" else every[-1][-1]
         return row.copy()
     n_tokens, total = 0, np.float64(0.0)
     for part in parts:
         n_tokens += len(part)
         total = total + part.sum(axis=0, dtype=np.float64)
     return np.asarray(total / n_tokens, np.float32)
+
+
+def packed(texts: Sequence[Sequence[int]], n_batch: int) -> Iterator[list[Sequence[int]]]:
+    """Texts in batches of at most `n_batch` tokens, or one longer text alone, in order."""
+    batch, n_tokens = list[Sequence[int]](), 0
+    for ids in texts:
+        if batch and n_tokens + len(ids) > n_batch:
+            yield batch
+            batch, n_tokens = [], 0
+        batch.append(ids)
+        n_tokens += len(ids)
+    if batch:
+        yield batch
 
 
 def normalised(vectors: Floats, norm: int = 2) -> Floats:

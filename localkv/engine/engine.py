@@ -26,13 +26,13 @@ from localkv.cache.profile import check_scales
 from localkv.cache.recurrent_state import CheckpointConfig
 from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.embedding import Pooling, pooled
+from localkv.engine.embedding import Pooling, packed, pooled
 from localkv.engine.prefix import Text
 from localkv.engine.recorded import DecodeLoop
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.speculator import SIZES, Prices
-from localkv.errors import ContextOverflowError, LocalKVError, byte_size
+from localkv.errors import ContextOverflowError, LocalKVError, UsageError, byte_size
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
 
@@ -195,6 +195,7 @@ class Engine:
         Raises:
             LocalKVError: they do not fit the context or a batch, or one is not in the vocabulary.
         """
+        self.check_writes()
         self._check_ids(ids)
 
         def work() -> Array:
@@ -212,15 +213,35 @@ class Engine:
 
         Raises:
             ContextOverflowError: it is longer than the context.
+            UsageError: the model is an encoder.
             LocalKVError: it has no tokens, or one that is not in the vocabulary.
         """
+        self.check_writes()
+        self.check_text(ids, what)
+
+    def check_writes(self) -> None:
+        """Refuse an encoder, where logits are wanted.
+
+        Raises:
+            UsageError: it is one.
+        """
+        if self.model.config.is_encoder:
+            raise UsageError(
+                f"a {self.model.config.architecture} model makes embeddings, and no text",
+                hint="localkv embed (LLM.embed in Python) turns texts into vectors with it",
+            )
+
+    def check_text(self, ids: Sequence[int], what: str) -> None:
+        """Refuse a text that can't be evaluated; raises as `check_prompt`, but for encoders."""
         self.check_source()
         if not ids:
             raise LocalKVError(f"{what} has no tokens to evaluate")
         if len(ids) > self.n_ctx:
+            hint = f"use a context of at least {len(ids)} (-c) or a shorter prompt"
+            if 0 < self.model.config.n_positions < len(ids):
+                hint = "the model has no positions after these: cut the text into shorter ones"
             raise ContextOverflowError(
-                f"{what} has {len(ids)} tokens, but the context holds {self.n_ctx}",
-                hint=f"use a context of at least {len(ids)} (-c) or a shorter prompt",
+                f"{what} has {len(ids)} tokens, but the context holds {self.n_ctx}", hint=hint
             )
         self._check_ids(ids)
 
@@ -334,13 +355,27 @@ class Engine:
         ]
         return list(pairwise([*bounds, n_tokens]))
 
-    def embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
-        """The pooled hidden states of a text: float32 [n_embd], or [len(ids), n_embd] for "none".
+    def embeddings(
+        self, texts: Sequence[Sequence[int]], pooling: Pooling
+    ) -> list[NDArray[np.float32]]:
+        """The pooled hidden states of texts: float32 [n_embd] each, or [tokens, n_embd] for "none".
 
         Raises:
-            ContextOverflowError: more ids than the context holds.
+            ContextOverflowError: one has more tokens than the context holds; none was evaluated.
         """
-        self.check_prompt(ids, "the text")
+        for number, ids in enumerate(texts, 1):
+            self.check_text(ids, f"text {number} of {len(texts)}" if len(texts) > 1 else "the text")
+        if not self.model.config.is_encoder:
+            return [self._embedding(ids, pooling) for ids in texts]
+        vectors: list[NDArray[np.float32]] = []
+        for some in packed(texts, self.n_batch):
+            states = self.slot.turn(partial(self.slot.encode, some))
+            ends = np.cumsum([len(ids) for ids in some])[:-1]
+            vectors += [pooled(iter([part]), pooling) for part in np.split(states, ends)]
+        return vectors
+
+    def _embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
+        """The pooled hidden states of a text that goes through the cache."""
         rows: Literal["last", "all"] = "last" if pooling == "last" else "all"
         to_numpy = self.model.backend.arrays.to_numpy
 
@@ -433,6 +468,9 @@ def compile_kernels(slot: CacheSlot) -> None:
     The slot holds no tokens afterwards.
     """
     n_ctx = slot.cache.n_ctx
+    if slot.model.config.is_encoder:
+        slot.encode([[0] * min(n_ctx, WARM_UP_TOKENS)])
+        return
     if slot.loop is None:
         _try(slot, slot.model.first_layers(1), min(n_ctx, slot.n_batch, WARM_UP_TOKENS))
         slot.truncate(0)
@@ -452,7 +490,9 @@ def finish_loading(slot: CacheSlot) -> None:
     for it, and run all layers once. The slot holds no tokens afterwards."""
     if slot.model.backend.late is not None:
         slot.model.backend.late.finish()
-    if slot.loop is None:  # else `compile_kernels` has run them
+    if slot.model.config.is_encoder:
+        slot.encode([[0] * min(slot.cache.n_ctx, WARM_UP_TOKENS)])
+    elif slot.loop is None:  # else `compile_kernels` has run them
         for n_tokens in (min(slot.cache.n_ctx - 1, slot.n_batch, WARM_UP_TOKENS), 1):
             if n_tokens:
                 slot.evaluate([0] * n_tokens, generated=n_tokens == 1)

@@ -293,6 +293,7 @@ class TextServer:
             **options.arguments,
             on_progress=lambda *progress: send(Progress(LoadProgress(*progress))),
         )
+        llm.engine.check_writes()
         cache, pools = llm.cache, llm.engine.cache.pools
         send(Progress(LoadProgress(WARM_UP)))
         loaded_at = time.perf_counter()

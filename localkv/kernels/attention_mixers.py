@@ -1,7 +1,7 @@
-"""Attention as a layer's mixer, from primitives: of grouped queries, and over latents.
+"""Attention as a layer's mixer, from primitives: of grouped queries, to both sides, over latents.
 
-Grouped queries take projections, norms, RoPE and the store. Latents are DeepSeek-V2's
-(arXiv:2405.04434, section 2.1).
+Grouped queries take projections, norms, RoPE and the store; in encoders nothing is stored. Latents
+are DeepSeek-V2's (arXiv:2405.04434, section 2.1).
 
 A token's row in the cache is one latent for all heads, which is both what keys are made of and
 what values are, and one rotated part of a key. Matrices that make a head's key and value of the
@@ -14,10 +14,17 @@ so attention runs on rows as they are stored, whatever the number of heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from localkv.arch.spec import AttentionParams, AttentionSpec, LatentAttentionSpec, LayerSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    EncoderAttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+)
 from localkv.cache.arrays import Array, Batch, LayerCache, Segment, SegmentBatch
 from localkv.kernels.activation import sigmoid
 from localkv.kernels.attention import (
@@ -29,6 +36,7 @@ from localkv.kernels.attention import (
     store_rotated,
 )
 from localkv.kernels.backend import TokenInputs
+from localkv.kernels.footprint import MOST_LOGITS
 from localkv.kernels.layer_weights import (
     AttentionWeights,
     LatentAttentionWeights,
@@ -77,7 +85,7 @@ def grouped_attention(
     """
     weights, attn = layer.attention, spec.attention
     h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
-    q, gate = _queries(p, h, weights, attn, inputs)
+    q, gate = grouped_queries(p, h, weights, attn, inputs)
     if attn.kv_from is None:
         k, v = _key_and_value(p, h, weights, attn)
         of_k = inputs if stores_turned else replace(inputs, rope=None)
@@ -109,7 +117,7 @@ def gate_values(gate: Array, attn: AttentionSpec) -> Array:
     return softplus(gate) if attn.gate_activation == "softplus" else sigmoid(gate)
 
 
-def _queries(
+def grouped_queries(
     p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec, inputs: TokenInputs
 ) -> tuple[Array, Array | None]:
     """q of new tokens [tokens, n_heads, channels], and the gate of their outputs, if there is
@@ -159,6 +167,80 @@ def norm_heads(run: Callable[[Array, Norm], Array], x: Array, norm: Norm) -> Arr
             return run(x.reshape(len(x), -1), norm).reshape(x.shape)
     xp = namespace(x)
     return run(x, Norm(norm.spec, xp.ones_like(norm.weight[0]))) * norm.weight
+
+
+def attend_texts(
+    q: Array, k: Array, v: Array, starts: Sequence[int], spec: EncoderAttentionSpec
+) -> Array:
+    """Attention to both sides: each token of a text sees all of its text, and nothing is stored.
+
+    The textbook's softmax(q . k) v. Logits are made for some queries at a time, so that a long text
+    has no more than `MOST_LOGITS` of them in memory.
+
+    Args:
+        q: [tokens, n_heads, key_dim].
+        k, v: [tokens, n_kv_heads, channels].
+        starts: the tokens where texts begin, and the end of the last.
+        spec: the layer's attention.
+
+    Returns:
+        [tokens, n_heads, value_dim].
+    """
+    xp, attn = namespace(q), spec.attention
+    out = xp.empty((*q.shape[:2], v.shape[-1]), dtype=q.dtype)
+    for first, end in pairwise(starts):
+        keys, values = (_by_head(rows[first:end], attn) for rows in (k, v))
+        n = max(1, MOST_LOGITS // (attn.n_heads * (end - first)))
+        for at in range(first, end, n):
+            some = slice(at, min(at + n, end))
+            heads = _attended(xp.moveaxis(q[some], 0, 1), keys, values, at - first, attn)
+            out[some] = xp.moveaxis(heads, 0, 1)
+    return out
+
+
+def _by_head(rows: Array, attn: AttentionSpec) -> Array:
+    """K or V of a text as each head of q reads it: [n_heads, tokens, channels]."""
+    heads = namespace(rows).moveaxis(rows, 0, 1)
+    group = attn.n_heads // attn.n_kv_heads
+    return (
+        heads
+        if group == 1
+        else namespace(rows).stack([heads] * group, 1).reshape(attn.n_heads, *heads.shape[1:])
+    )
+
+
+def _attended(q: Array, k: Array, v: Array, first: int, attn: AttentionSpec) -> Array:
+    """Queries [n_heads, n, channels] of a text, the first of them its token `first`."""
+    xp = namespace(q)
+    logits = xp.matmul(q * attn.params.softmax_scale, xp.swapaxes(k, -1, -2))
+    reach = attn.params.window // 2
+    if reach:
+        at = xp.arange(k.shape[-2])
+        apart = at - (xp.arange(q.shape[-2]) + first)[:, None]
+        logits[:, abs(apart) > reach] = -xp.inf
+    logits -= xp.amax(logits, axis=-1, keepdims=True)
+    weights = xp.exp(logits)
+    weights /= xp.sum(weights, axis=-1, keepdims=True)
+    return xp.matmul(weights, v)
+
+
+def encoder_attention(
+    p: Primitives,
+    x: Array,
+    layer: LayerWeights,
+    spec: LayerSpec,
+    inputs: TokenInputs,
+    cache: LayerCache,
+    batch: Batch,
+) -> Array:
+    """Mix the tokens of each text, as one of `Backend.mixers`."""
+    assert isinstance(spec.mixer, EncoderAttentionSpec)
+    weights, attn = layer.attention, spec.mixer.attention
+    h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
+    q, _ = grouped_queries(p, h, weights, attn, inputs)
+    k, v = _key_and_value(p, h, weights, attn)
+    k = _turned(p, k, weights.attn_k_norm, attn, inputs)
+    return attend_texts(q, k, v, batch.starts, spec.mixer).reshape(len(x), -1)
 
 
 SegmentLatents = Callable[

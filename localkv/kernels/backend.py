@@ -60,6 +60,7 @@ class Methods:
     product: Callable[[PackedTensor], Method]
     experts: Callable[[MoeWeights], Method]
     others: Mapping[str, Method] = field(default_factory=dict)
+    encoder_attention: Method | None = None
 
 
 class Use(NamedTuple):
@@ -73,14 +74,16 @@ class Use(NamedTuple):
 def uses(
     methods: Methods,
     layers: Sequence[LayerWeights],
-    output: Linear,
+    output: Linear | None,
     pairs: Sequence[tuple[str, str]],
 ) -> list[Use]:
     """All that runs for a model's prepared weights and a cache with these pairs of types, each
-    once."""
+    once. An encoder has no output matrix and no pairs."""
     cache = [(name, side) for pair in pairs for name, side in zip(pair, "KV", strict=True)]
     found = [Use(operation, "", method) for operation, method in methods.others.items()]
-    found.append(Use("attention", "", methods.attention))
+    attention = methods.attention if pairs else methods.encoder_attention
+    if attention is not None:
+        found.append(Use("attention", "", attention))
     found += [Use(f"tiles of {side}", "", methods.tiles(KV_FORMATS[t], side)) for t, side in cache]
     found += [Use("storing", name, methods.store(KV_FORMATS[name])) for name, _ in cache]
     matrices = (part for part in tensors_of((*layers, output)) if isinstance(part, PackedTensor))

@@ -6,6 +6,7 @@ from functools import partial
 
 from localkv.arch.spec import (
     AttentionSpec,
+    EncoderAttentionSpec,
     LatentAttentionSpec,
     LayerSpec,
     MlpAndMoeSpec,
@@ -14,7 +15,7 @@ from localkv.arch.spec import (
     MoeSpec,
 )
 from localkv.cache.arrays import Array, Arrays
-from localkv.kernels.attention_mixers import grouped_attention, latent_attention
+from localkv.kernels.attention_mixers import encoder_attention, grouped_attention, latent_attention
 from localkv.kernels.backend import Backend, Methods, capped_logits, scaled
 from localkv.kernels.layer_weights import (
     LayerWeights,
@@ -99,6 +100,7 @@ def compose(
         embed=embed,
         mixers={
             AttentionSpec: partial(grouped_attention, p),
+            EncoderAttentionSpec: partial(encoder_attention, p),
             LatentAttentionSpec: partial(latent_attention, p),
             **recurrent_mixers(Recurrence(p.norm, p.linear)),
         },

@@ -21,6 +21,9 @@ ALLOCATOR = 2.0
 Tensors come and go in several sizes, and malloc keeps freed memory: up to twice as much, measured
 with glibc.
 """
+MOST_LOGITS = 1 << 20
+"""Logits of all heads that attention to both sides has in memory at a time, unless one query has
+more."""
 DECODED_BYTES = 12
 """Per value of a decoded tile: codes, float32, and one step between."""
 

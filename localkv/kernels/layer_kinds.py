@@ -5,6 +5,7 @@ from __future__ import annotations
 from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    EncoderAttentionSpec,
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
@@ -19,6 +20,7 @@ from localkv.kernels.backend import Backend
 
 WORDS: dict[type, str] = {
     AttentionSpec: "attention",
+    EncoderAttentionSpec: "attention to both sides",
     LatentAttentionSpec: "latent attention",
     DeltaNetSpec: "gated delta nets",
     ShortConvSpec: "short convolutions",

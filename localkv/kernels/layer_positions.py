@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from localkv.arch.spec import (
     AttentionSpec,
+    EncoderAttentionSpec,
     LatentAttentionSpec,
     LayerSpec,
     Mixer,
@@ -112,6 +113,8 @@ def _table_at(freqs: Array, rope: RopeSpec, arrays: Arrays, positions: Array) ->
 
 def _positions_of(mixer: Mixer | None) -> tuple[RopeSpec | None, Temperature | None]:
     """What positions do in a layer."""
+    if isinstance(mixer, EncoderAttentionSpec):
+        mixer = mixer.attention
     if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)):
         return mixer.rope, mixer.temperature
     return None, None

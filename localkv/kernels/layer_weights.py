@@ -270,6 +270,8 @@ class LayerWeights:
     ffn_norm: Norm | None
     post_attn_norm: Norm | None = None
     post_ffn_norm: Norm | None = None
+    attn_sum_norm: Norm | None = None
+    ffn_sum_norm: Norm | None = None
     output_scale: float = 1.0
     per_layer_input: PerLayerInputWeights | None = None
     laurel: LaurelWeights | None = None

@@ -136,6 +136,7 @@ OF_FILES = {
     "split.count": Range(0, 99_999),
     "split.no": Range(0, 99_998),
     "split.tensors.count": Range(0, 1 << 18),
+    "tokenizer.ggml.precompiled_charsmap": Range(-128, 255),
     "tokenizer.ggml.scores": Range(-1e30, 1e30),
     "tokenizer.ggml.suppress_tokens": Range(-(1 << 31), _INT32),
     "tokenizer.ggml.token_type": Range(0, 255),

@@ -1,10 +1,10 @@
 """Text to token ids and back, as llama.cpp does it, from nothing but a GGUF file's metadata.
 
 A text is first searched for special tokens (`tokenizer_st_partition` in llama.cpp's
-`src/llama-vocab.cpp`); the text between them goes to the BPE, the SentencePiece or the unigram
-model. Control tokens are found only on request and only where the caller allows them; no text
-merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing
-about chat templates, nor which expressions belong to which model
+`src/llama-vocab.cpp`); the text between them goes to the BPE, the SentencePiece, the unigram or the
+WordPiece model. Control tokens are found only on request and only where the caller allows them; no
+text merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows
+nothing about chat templates, nor which expressions belong to which model
 (`localkv.loader.pre_tokenizers`).
 """
 
@@ -74,7 +74,8 @@ class Tokenizer:
     """A vocabulary and how text is cut into it.
 
     Attributes:
-        kind: "spm" (SentencePiece), "bpe" (with merges) or "plamo" (unigrams).
+        kind: "spm" (SentencePiece), "bpe" (with merges), "plamo" (PLaMo's unigrams), "wordpiece" or
+            "unigram" (SentencePiece's).
         pre: name of the pre-tokenizer family, "default" where there is none.
         n_vocab: number of tokens.
         bos_id, eos_id: None if there is none.
@@ -292,7 +293,7 @@ class Tokenizer:
             return text.encode("utf-8", errors="replace")
         if self.kind == "plamo" and token_type == TokenType.NORMAL:
             return text.encode("utf-8", errors="replace")
-        is_escaped = self.kind == "spm" or self._vocabulary.of_characters
+        is_escaped = self.kind in _WITH_SPACES or self._vocabulary.of_characters
         if token_type == TokenType.BYTE or (is_escaped and token_type == TokenType.NORMAL):
             return spm_token_bytes(text, token_type)
         return bpe_token_bytes(text) if token_type == TokenType.NORMAL else b""
@@ -319,7 +320,7 @@ class Tokenizer:
                 return encode
         whole = "".join(texts)
         if (
-            self.kind == "plamo"
+            self.kind not in _PARTIAL
             or self.n_vocab < _LARGE
             or len(whole) > _SHORT
             or len(self._partial_encoders) >= _MOST_PARTIAL
@@ -455,6 +456,10 @@ class StreamDecoder:
 LONG = 4096
 """Least characters of a text that is cut into tokens while other threads go on."""
 
+_WITH_SPACES = ("spm", "unigram", "wordpiece")
+"""Kinds whose tokens have `SPACE` for a space."""
+_PARTIAL = ("spm", "bpe")
+"""Kinds that have partial encoders."""
 _LARGE = 4096
 """Least tokens of a vocabulary that has partial encoders."""
 _SHORT = 1024
@@ -837,8 +842,112 @@ def _scored(vocabulary: Vocabulary) -> dict[str, tuple[int, int]]:
     return scored
 
 
+_WORD_CHARACTERS = 100
+"""A longer word is unknown, as in BERT's own tokenizer."""
+
+
+def wordpiece_encoder(
+    vocabulary: Vocabulary, whole: str | None = None
+) -> Callable[[str], list[int]]:
+    """BERT's WordPiece, through Hugging Face's `tokenizers`: a function from text to ids.
+
+    A text is cut into words, at punctuation and around Chinese characters, and a word into the
+    longest tokens, from its start on. Files have a space before tokens that begin a word, and
+    nothing before the others, where BERT has nothing and `##`. The function yields no control token
+    for any text but the unknown token, for a word that can't be cut.
+
+    Raises:
+        ModelFileError: there is no unknown token.
+    """
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    unk_id, normalizer = vocabulary.unk_id, vocabulary.normalizer
+    if unk_id is None:
+        raise ModelFileError("the tokenizer is malformed: it has no unknown token")
+    assert normalizer is not None
+    going_on, unknown = "##", "[UNK]"
+    ids = {unknown: unk_id}
+    for text, token in _reachable(vocabulary, vocabulary.tokens.ids).items():
+        name = text.removeprefix(SPACE) if text.startswith(SPACE) else going_on + text
+        if name and not text.startswith(SPACE + going_on):
+            ids.setdefault(name, token)
+    tokenizer = FastTokenizer(
+        WordPiece(ids, unk_token=unknown, max_input_chars_per_word=_WORD_CHARACTERS)
+    )
+    tokenizer.normalizer = BertNormalizer(
+        lowercase=normalizer.lowercase, strip_accents=normalizer.strip_accents
+    )
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return _plain_encoder(tokenizer)
+
+
+def _plain_encoder(tokenizer: FastTokenizer) -> Callable[[str], list[int]]:
+    def encode(text: str) -> list[int]:
+        if len(text) < LONG:
+            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return found
+
+    return encode
+
+
+_NO_CHARACTER = "\U0010ffff"
+
+
+def unigram_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
+    """SentencePiece's unigrams, through Hugging Face's `tokenizers`: a function from text to ids.
+
+    Of all ways to cut a word it takes the one whose scores have the largest sum (T. Kudo,
+    https://arxiv.org/abs/1804.10959). The function yields no control token for any text but the
+    unknown token.
+
+    Raises:
+        ModelFileError: there is no unknown token, or the map of characters is damaged.
+    """
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers.models import Unigram
+    from tokenizers.normalizers import Precompiled
+    from tokenizers.pre_tokenizers import Metaspace, Sequence, WhitespaceSplit
+
+    unk_id, normalizer, types = vocabulary.unk_id, vocabulary.normalizer, vocabulary.types
+    if unk_id is None:
+        raise ModelFileError("the tokenizer is malformed: it has no unknown token")
+    assert normalizer is not None
+    scored = [
+        (text if types[token] in _REACHABLE else f"{_NO_CHARACTER}{token}", score)
+        for token, (text, score) in enumerate(
+            zip(vocabulary.tokens, vocabulary.scores.tolist(), strict=True)
+        )
+    ]
+    try:
+        tokenizer = FastTokenizer(Unigram(scored, unk_id, False))
+        if normalizer.charsmap:
+            tokenizer.normalizer = Precompiled(normalizer.charsmap)
+    except Exception as error:
+        raise ModelFileError(
+            f"the tokenizer is malformed: {' '.join(str(error).split())}"
+        ) from None
+    if normalizer.merge_spaces:
+        steps = [WhitespaceSplit(), Metaspace(replacement=SPACE, prepend_scheme="always")]
+    else:
+        steps = [Metaspace(replacement=SPACE, prepend_scheme="never")]
+    tokenizer.pre_tokenizer = Sequence(steps)
+    encode = _plain_encoder(tokenizer)
+
+    def encode_text(text: str) -> list[int]:
+        return encode(text.replace(_NO_CHARACTER, "\ufffd"))
+
+    return encode_text
+
+
 _ENCODERS: Final[dict[str, Callable[[Vocabulary, str | None], Callable[[str], list[int]]]]] = {
     "spm": spm_encoder,
     "bpe": bpe_encoder,
     "plamo": plamo_encoder,
+    "wordpiece": wordpiece_encoder,
+    "unigram": unigram_encoder,
 }

@@ -206,10 +206,24 @@ def shown_ids(ids: dict[str, int], eog_ids: Container[int]) -> frozenset[int]:
     return frozenset(shown)
 
 
-_KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "plamo2": "plamo"}
-_WITHOUT_PRE = {"spm": "an SPM", "plamo": "PLaMo's"}
-_ASSUMED = {"llama": (1, 2, 0), "plamo2": (1, 2, 0)}
+_KINDS = {
+    "llama": "spm",
+    "gpt2": "bpe",
+    "gemma4": "bpe",
+    "plamo2": "plamo",
+    "bert": "wordpiece",
+    "t5": "unigram",
+}
+_WITHOUT_PRE = {
+    "spm": "an SPM",
+    "plamo": "PLaMo's",
+    "wordpiece": "WordPiece",
+    "unigram": "a unigram model",
+}
+_ASSUMED = {"llama": (1, 2, 0), "plamo2": (1, 2, 0), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 """Ids of BOS, EOS and the unknown token where a file does not say, by `tokenizer.ggml.model`."""
+_AROUND = {"bert": ("cls_token_id", "seperator_token_id")}
+"""Keys of the tokens around a text, where they are not BOS and EOS; the misspelling is GGUF's."""
 _ONLY_PRE = {"gemma4": "gemma4"}
 """Models of `tokenizer.ggml.model` whose pre-tokenizer the file need not name."""
 
@@ -221,13 +235,30 @@ class NoTokenizerError(ModelFileError):
     """The file holds no tokenizer; its model still runs on token ids."""
 
 
+@dataclass(frozen=True)
+class Normalizer:
+    """What is done to a text before it is cut (`tokenizer.ggml.*`).
+
+    Attributes:
+        lowercase, strip_accents: of WordPiece: capitals, and marks above and below letters.
+        charsmap: of unigrams: SentencePiece's compiled map of characters, or nothing.
+        merge_spaces: of unigrams: spaces at the ends are left out, and several count as one.
+    """
+
+    lowercase: bool = False
+    strip_accents: bool = False
+    charsmap: bytes = b""
+    merge_spaces: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
     """The tokens of one model.
 
     Attributes:
         kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`), "bpe" (with merges,
-            mostly byte-level; `gpt2`, `gemma4`) or "plamo" (unigrams; `plamo2`).
+            mostly byte-level; `gpt2`, `gemma4`), "plamo" (unigrams; `plamo2`), "wordpiece" (`bert`)
+            or "unigram" (SentencePiece unigrams; `t5`).
         pre: name of the pre-tokenizer family; "default" for those but BPE, which have none.
         tokens: text of each id, and id of each text.
         types: `TokenType` of each id.
@@ -237,7 +268,8 @@ class Vocabulary:
         bos_id, eos_id, unk_id: None if there is none.
         eog_ids: tokens that end a generation.
         add_bos, add_eos: whether special tokens are put around a text by default.
-        add_space_prefix: SPM puts a space before a text.
+        add_space_prefix: SPM, unigrams and WordPiece put a space before a text.
+        normalizer: what unigrams and WordPiece do to a text first, or None.
         lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
         shown_ids: control tokens that are part of a text nevertheless.
         suppressed_ids: tokens that are never drawn (`tokenizer.ggml.suppress_tokens`).
@@ -262,6 +294,7 @@ class Vocabulary:
     shown_ids: frozenset[int] = frozenset()
     suppressed_ids: frozenset[int] = frozenset()
     of_characters: bool = False
+    normalizer: Normalizer | None = None
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -312,8 +345,9 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
     _, _, unknown_id = _assumed(metadata)
     eog_ids = correct_types(metadata, tokens, types, ids, eos_id)
     add_bos = metadata.boolean("tokenizer.ggml.add_bos_token", kind == "spm" or family.add_bos)
-    add_bos |= kind == "bpe" and family.always_bos
-    add_eos = metadata.boolean("tokenizer.ggml.add_eos_token", False)
+    add_bos |= kind == "wordpiece" or (kind == "bpe" and family.always_bos)
+    add_eos = metadata.boolean("tokenizer.ggml.add_eos_token", kind == "unigram")
+    add_eos |= kind == "wordpiece"
     for wanted, name, token in ((add_bos, "BOS", bos_id), (add_eos, "EOS", eos_id)):
         if wanted and token is None:
             warnings.append(f"the tokenizer wants {name} around a text, but has none")
@@ -332,13 +366,17 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         eog_ids=eog_ids,
         add_bos=add_bos and bos_id is not None,
         add_eos=add_eos and eos_id is not None,
-        add_space_prefix=kind == "spm"
-        and metadata.boolean("tokenizer.ggml.add_space_prefix", True),
+        add_space_prefix=kind == "wordpiece"
+        or (
+            kind in ("spm", "unigram")
+            and metadata.boolean("tokenizer.ggml.add_space_prefix", kind == "spm")
+        ),
         lstrip_ids=lstrip_ids,
         rstrip_ids=rstrip_ids,
         shown_ids=shown_ids(ids, eog_ids),
         suppressed_ids=_suppressed_ids(metadata, n_vocab),
         of_characters=of_characters,
+        normalizer=_normalizer(metadata, kind),
         warnings=tuple(warnings),
     )
 
@@ -351,15 +389,33 @@ def bos_and_eos(metadata: Metadata) -> tuple[int | None, int | None]:
     """
     n_vocab = len(metadata.string_array("tokenizer.ggml.tokens"))
     bos_id, eos_id, _ = _assumed(metadata)
+    around = _AROUND.get(metadata.string("tokenizer.ggml.model", ""))
+    if around is not None:
+        bos_id, eos_id = (
+            special_id(metadata, name, token, n_vocab)
+            for name, token in zip(around, (bos_id, eos_id), strict=True)
+        )
     return (
         special_id(metadata, "bos_token_id", bos_id, n_vocab),
-        special_id(metadata, "eos_token_id", eos_id, n_vocab),
+        eos_id if around is not None else special_id(metadata, "eos_token_id", eos_id, n_vocab),
     )
 
 
 def _assumed(metadata: Metadata) -> tuple[int | None, int | None, int | None]:
     model = metadata.string("tokenizer.ggml.model", "")
     return _ASSUMED.get(model, (None, None, None))
+
+
+def _normalizer(metadata: Metadata, kind: str) -> Normalizer | None:
+    if kind == "wordpiece":
+        lowercase = metadata.boolean("tokenizer.ggml.normalizer.lowercase", True)
+        strips = metadata.boolean("tokenizer.ggml.normalizer.strip_accents", lowercase)
+        return Normalizer(lowercase=lowercase, strip_accents=strips)
+    if kind == "unigram":
+        charsmap = metadata.integers("tokenizer.ggml.precompiled_charsmap", [])
+        merges = metadata.boolean("tokenizer.ggml.remove_extra_whitespaces", False)
+        return Normalizer(charsmap=bytes(value & 0xFF for value in charsmap), merge_spaces=merges)
+    return None
 
 
 def _kind(metadata: Metadata) -> str:

@@ -24,6 +24,7 @@ from localkv.arch.spec import (
     AltUpSpec,
     AttentionSpec,
     DeltaNetSpec,
+    EncoderAttentionSpec,
     Ffn,
     LatentAttentionSpec,
     LayerSpec,
@@ -147,7 +148,9 @@ def model_weights(
     """
     n_vocab, n_embd = config.n_vocab, config.n_embd
     token_embd = read.embedding("token_embd.weight", n_vocab, n_embd)
-    if read.has("output.weight"):
+    if config.is_encoder:
+        output = Linear(token_embd)
+    elif read.has("output.weight"):
         output = read.linear("output", n_vocab, n_embd)
     elif not token_embd.reads_rows:
         output = Linear(token_embd)
@@ -172,6 +175,13 @@ def model_weights(
         rope_divisors=divisors,
         per_layer=per_layer_table(read, config),
         altup=altup_projections(read, config),
+        position_embd=read.embedding("position_embd.weight", config.n_positions, n_embd)
+        if config.n_positions
+        else None,
+        token_type=read.vector("token_types.weight", config.n_token_types, n_embd)[0]
+        if config.n_token_types
+        else None,
+        embedding_norm=read.norm(config.embedding_norm, n_embd) if config.embedding_norm else None,
     )
     if not predicts or config.prediction is None:
         return weights
@@ -229,6 +239,8 @@ def layer_weights(
         ffn_norm=norm(spec.ffn_norm),
         post_attn_norm=norm(spec.post_attn_norm),
         post_ffn_norm=norm(spec.post_ffn_norm),
+        attn_sum_norm=norm(spec.attn_sum_norm),
+        ffn_sum_norm=norm(spec.ffn_sum_norm),
         output_scale=scale,
         per_layer_input=None
         if per_layer is None
@@ -254,6 +266,8 @@ def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int) -> MixerWeights:
     match spec:
         case AttentionSpec():
             return _attention(read, spec, n_embd)
+        case EncoderAttentionSpec():
+            return _attention(read, spec.attention, n_embd)
         case LatentAttentionSpec():
             return latent_weights(read, spec, n_embd)
         case DeltaNetSpec():

@@ -19,7 +19,7 @@ from localkv.cache.layout import (
     with_one_pair,
 )
 from localkv.config import USUAL_PAIRS, CacheConfig
-from localkv.errors import DoesNotFitError, UsageError, byte_size
+from localkv.errors import DoesNotFitError, UsageError, byte_size, counted
 from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import Budget, machine_memory
 
@@ -398,10 +398,20 @@ def chosen_context(n_ctx: int | None, config: ModelSpec) -> int:
         UsageError: there is no such context.
     """
     if n_ctx is None:
-        return min(config.n_ctx_train, DEFAULT_N_CTX)
+        return min(_own_context(config), DEFAULT_N_CTX)
     if n_ctx < 0:
         raise UsageError(f"a context of {n_ctx} tokens is not possible")
-    return n_ctx or config.n_ctx_train
+    if config.n_positions and n_ctx > config.n_positions:
+        raise UsageError(
+            f"a context of {n_ctx} tokens is not possible: the model has "
+            f"{counted(config.n_positions, 'position')}"
+        )
+    return n_ctx or _own_context(config)
+
+
+def _own_context(config: ModelSpec) -> int:
+    """The context that the model was trained for, as far as it has positions."""
+    return min(config.n_ctx_train, config.n_positions or config.n_ctx_train)
 
 
 def beyond_training(n_ctx: int, config: ModelSpec) -> list[str]:

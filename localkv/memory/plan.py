@@ -24,6 +24,7 @@ from localkv.arch.spec import (
     PER_LAYER_ROWS,
     AttentionSpec,
     DeltaNetSpec,
+    EncoderAttentionSpec,
     LatentAttentionSpec,
     LayerSpec,
     Mamba2Spec,
@@ -35,7 +36,7 @@ from localkv.arch.spec import (
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_bytes, group_layouts, types_in
 from localkv.cache.recurrent_state import NEAR_END, state_bytes
 from localkv.config import CacheConfig
-from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
+from localkv.kernels.footprint import ALLOCATOR, FLOAT, MOST_LOGITS, Footprint, HeadSizes, Matrix
 from localkv.loader.quantised_format import bits, is_quantised, quantised_format
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS, QuantFormat
 
@@ -486,13 +487,14 @@ def scratch_bytes(
     """Bytes that a batch takes at most.
 
     Args:
-        n_ctx: tokens of context; a batch is no longer.
+        n_ctx: tokens of context; a batch is no longer, but for an encoder, which evaluates several
+            texts at once, and each text whole.
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
         footprint: the backend's.
         matrices: the model's weights.
     """
-    n_tokens = min(n_batch, n_ctx)
+    n_tokens = max(n_batch, n_ctx) if config.is_encoder else min(n_batch, n_ctx)
     widths = [q_width(layer) for layer in config.kinds] + [layer.n_ff for layer in config.kinds]
     widest = max(config.n_embd, *widths)
     width = max(activation_width(config.n_embd, layer) for layer in config.kinds)
@@ -508,7 +510,19 @@ def scratch_bytes(
         ),
         default=0,
     )
+    if config.is_encoder:
+        attention = max(encoder_bytes(layer.mixer, n_tokens) for layer in config.kinds)
     return int(ALLOCATOR * (activations + products)) + attention + VOCABULARY_BYTES * config.n_vocab
+
+
+def encoder_bytes(mixer: Mixer | None, n_tokens: int) -> int:
+    """Bytes of attention to both sides, where `kernels/attention_mixers.py` computes it: logits,
+    what becomes of them, a mask; and K and V by head of q."""
+    if not isinstance(mixer, EncoderAttentionSpec):
+        return 0
+    attn = mixer.attention
+    by_head = n_tokens * attn.n_heads * (attn.key_dim + attn.value_dim)
+    return FLOAT * (4 * max(MOST_LOGITS, attn.n_heads * n_tokens) + 2 * by_head)
 
 
 def repack_bytes(layouts: Iterable[GroupLayout]) -> int:
@@ -536,6 +550,8 @@ def _with_streams(config: ModelSpec, width: int) -> int:
 def _head_sizes(mixer: Mixer | None) -> HeadSizes | None:
     """Heads as attention's kernels see them; None without attention."""
     match mixer:
+        case EncoderAttentionSpec(attention=attn):
+            return HeadSizes(attn.n_heads, attn.n_kv_heads, max(attn.key_dim, attn.value_dim))
         case AttentionSpec():
             width = max(mixer.key_dim, mixer.value_dim)
             return HeadSizes(mixer.n_heads, mixer.n_kv_heads, width)

@@ -84,7 +84,7 @@ def test_norms_and_pooling(program, tiny_model: Path) -> None:
         ([], None, "there is no text: give -p TEXT, -f FILE, or text on stdin"),
         (["-p", "a", "-f", "b"], b"", "-p and -f both give the text, use one"),
         (["-f", "none"], b"", "the text none: No such file or directory"),
-        (["-p", "a", "--pooling", "cls"], b"", "--pooling: 'cls' is not one of"),
+        (["-p", "a", "--pooling", "max"], b"", "--pooling: 'max' is not one of"),
     ],
 )
 def test_refusals(program, tiny_model: Path, argv, stdin, message) -> None:

@@ -99,18 +99,20 @@ def test_refusals(llm: LLM) -> None:
         llm.embed("fox " * 100)
     with pytest.raises(LocalKVError, match=r"^text 1 of 2 has no tokens"):
         llm.embed([[], [1]])
-    with pytest.raises(UsageError, match=r"^pooling must be 'mean' or 'last' or 'none' or None"):
+    with pytest.raises(
+        UsageError, match=r"^pooling must be 'mean' or 'cls' or 'last' or 'none' or "
+    ):
         llm.embed("The fox", pooling="max")
 
 
 @pytest.mark.parametrize(
-    ("number", "pooling"), [(None, "mean"), (0, "mean"), (1, "mean"), (3, "last")]
+    ("number", "pooling"), [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last")]
 )
 def test_the_pooling_that_a_file_names(number: int | None, pooling: str) -> None:
     assert pooling_of_file(number) == pooling
 
 
-@pytest.mark.parametrize(("number", "name"), [(2, "cls"), (4, "rank"), (9, "9"), (-1, "-1")])
+@pytest.mark.parametrize(("number", "name"), [(4, "rank"), (9, "9"), (-1, "-1")])
 def test_a_pooling_that_needs_another_model(number: int, name: str) -> None:
     with pytest.raises(UsageError, match=rf"with pooling {name}, which is not supported"):
         pooling_of_file(number)

@@ -60,7 +60,7 @@ def test_salts_share_no_rows(load: Load, n_sequences: int) -> None:
     assert [reused(ids, salt) for salt in (1, 2, 0, 3)] == [289] * 4
     assert [reused([*ids[:200], 5], salt) for salt in (2, 4)] == [200, 0]
     assert drawn[:8] == [drawn[0]] * 8
-    engine.embedding(embedded, "mean")
+    engine.embeddings([embedded], "mean")
     assert [reused([*embedded, 5], salt) for salt in (4, 2)] == [0, 0]
     check_pages(engine.cache)
 

@@ -62,7 +62,9 @@ class FakeLLM:
     def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}
         self.load_seconds = 0.125
-        self.config = SimpleNamespace(name="fake", architecture="llama", groups=())
+        self.config = SimpleNamespace(
+            name="fake", architecture="llama", groups=(), is_encoder=False
+        )
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
         self.tokenizer = SimpleNamespace(warnings=(), read_seconds=0.25)
         self.backend = SimpleNamespace(name="cpu", hardware="")

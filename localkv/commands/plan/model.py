@@ -67,6 +67,7 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
 
     Raises:
         ModelFileError: it can't be run; the known facts about its cache are printed first.
+        UsageError: it is an encoder.
     """
     from localkv.loader.chosen_cache import kv_risks
     from localkv.loader.metadata import file_type_name
@@ -80,6 +81,11 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
         for risk in kv_risks(header):
             warn(risk.reason)
         raise
+    if config.is_encoder:
+        raise UsageError(
+            f"a {config.architecture} model is an encoder, which has no KV cache to plan",
+            hint="localkv embed says what memory it takes",
+        )
     tensors = tuple(header.tensors.values())
     quant = file_type_name(header.metadata) or weights_by_type(tensors)[0].name
     return PlannedModel(

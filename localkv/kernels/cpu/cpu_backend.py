@@ -141,6 +141,7 @@ def methods() -> Methods:
         store=store_method,
         product=product_method,
         experts=experts_method,
+        encoder_attention=Method("float32 rows of each text, NumPy"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, LayerSpec
+from localkv.arch.spec import AttentionSpec, EncoderAttentionSpec, LayerSpec
 from localkv.cache.arrays import Batch, LayerCache, SegmentBatch
 from localkv.kernels.attention import (
     SegmentAttention,
@@ -17,6 +17,7 @@ from localkv.kernels.attention import (
     pack_groups,
     store_rotated,
 )
+from localkv.kernels.attention_mixers import attend_texts
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
@@ -30,7 +31,8 @@ from localkv.kernels.cpu.layers.chains import (
 )
 from localkv.kernels.cpu.linear.jobs import (
     MOST_PARTS,
-    AttentionGateJob,
+    ActivationJob,
+    HeadGateJob,
     MergeJob,
     RopeJob,
     SinkJob,
@@ -130,18 +132,18 @@ def gate_width(attn: AttentionSpec) -> int:
 
 
 def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
-    """Multiply `out` by the gate's activation, in place."""
-    job = AttentionGateJob(
-        next_row=0,
-        n_rows=n_tokens,
-        n_heads=attn.n_heads,
-        head_dim=attn.value_dim,
-        x=Memory(out, 4 * n_tokens * attn.width),
-        gate=Memory(gate, 4 * n_tokens * gate_width(attn)),
-        is_by_head=int(attn.head_gated),
-        is_softplus=int(attn.gate_activation == "softplus"),
-    )
-    chain.add(specialized(RESIDUALS)["gates"], job, min(n_threads(), n_tokens))
+    """Multiply `out` by the gate's activation. The result takes the place of `gate`, or of `out`
+    where each head has one gate."""
+    rows, threads = 4 * n_tokens, min(n_threads(), n_tokens)
+    x, values = Memory(out, rows * attn.width), Memory(gate, rows * gate_width(attn))
+    if attn.head_gated:
+        is_softplus = int(attn.gate_activation == "softplus")
+        sizes = n_tokens, attn.n_heads, attn.value_dim
+        heads = HeadGateJob(0, *sizes, x, values, is_softplus)
+        chain.add(specialized(RESIDUALS)["head_gates"], heads, threads)
+        return
+    job = ActivationJob(0, n_tokens, attn.width, values, x)
+    chain.add(specialized(RESIDUALS)[f"{attn.gate_activation}_gate"], job, threads)
 
 
 class AttentionLayer:
@@ -234,7 +236,7 @@ class AttentionLayer:
 
         n_tokens = len(gate)
         self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
-        return out
+        return out if attn.head_gated else gate
 
     def _store(
         self,
@@ -372,3 +374,48 @@ class AttentionLayer:
                 sin=Memory("sin", 4 * n_tokens * pairs),
             )
         chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
+
+
+class EncoderLayer:
+    """A mixer of attention to both sides, one of `Backend.mixers`.
+
+    Args:
+        composed: for layers whose matrices have no kernel.
+        attention: has the chain of projections.
+    """
+
+    def __init__(self, composed: Mix, attention: AttentionLayer) -> None:
+        self.composed = composed
+        self.attention = attention
+
+    def __call__(
+        self,
+        x: Floats,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        batch: Batch,
+    ) -> Floats:
+        assert isinstance(spec.mixer, EncoderAttentionSpec)
+        attn, n_tokens = spec.mixer.attention, len(x)
+        if not self.attention.is_fused(layer, attn):
+            return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
+        pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
+        chain = self.attention.chains.get(
+            "encoder",
+            (layer, spec),
+            n_tokens,
+            lambda chain: self.attention.add_projections(
+                chain, n_tokens, layer, attn, inputs, None
+            ),
+            pairs,
+        )
+        q = np.empty((n_tokens, attn.n_heads, attn.key_dim), np.float32)
+        k = np.empty((n_tokens, attn.n_kv_heads, attn.key_dim), np.float32)
+        v = np.empty((n_tokens, attn.n_kv_heads, attn.value_dim), np.float32)
+        values = {"x": np.ascontiguousarray(x), "q": q, "k": k, "v": v}
+        if inputs.rope is not None:
+            values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
+        chain.run(**values)
+        return np.asarray(attend_texts(q, k, v, batch.starts, spec.mixer).reshape(n_tokens, -1))

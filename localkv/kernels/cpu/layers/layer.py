@@ -13,6 +13,7 @@ import numpy as np
 from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
+    EncoderAttentionSpec,
     Ffn,
     LatentAttentionSpec,
     LayerSpec,
@@ -28,7 +29,7 @@ from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.attention_mixers import SegmentLatents
 from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
 from localkv.kernels.cpu.arrays import Floats
-from localkv.kernels.cpu.layers.attention import AttentionLayer
+from localkv.kernels.cpu.layers.attention import AttentionLayer, EncoderLayer
 from localkv.kernels.cpu.layers.chains import LayerChains, adds_at_once, runs
 from localkv.kernels.cpu.layers.latents import LatentLayer
 from localkv.kernels.cpu.layers.recurrent import RecurrentLayer
@@ -155,6 +156,7 @@ class CpuLayer:
         self.composed = composed
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
+        self.encoder = EncoderLayer(composed.mixers[EncoderAttentionSpec], self.attention)
         self.latents = LatentLayer(
             self.chains, composed.mixers[LatentAttentionSpec], latents, self.attention.merged
         )
@@ -301,6 +303,7 @@ class CpuLayer:
         return {
             **self.composed.mixers,
             AttentionSpec: self.attention,
+            EncoderAttentionSpec: self.encoder,
             LatentAttentionSpec: self.latents,
             DeltaNetSpec: self.recurrent,
             ShortConvSpec: self.recurrent,
