@@ -170,7 +170,8 @@ class Transformer:
         """Run a batch as `forward` does, with the same bits on a CPU.
 
         Returns:
-            the logits; and [tokens, n_embd], the normed hidden states of all tokens of the batch.
+            the logits; and [tokens, n_embd], the hidden states of all tokens of the batch, normed
+            unless the block that predicts reads them as they are.
         """
         backend, weights = self.backend, self.weights
         n_tokens, wanted = len(batch.token_ids), batch.logit_rows
@@ -189,12 +190,21 @@ class Transformer:
         else:
             rows = x if every is batch else x[wanted]
             logits = backend.logits(rows, weights.output_norm, weights.output, self.config)
-        return logits, backend.norm(x, weights.output_norm)
+        return logits, self.as_read(x, weights.output_norm)
 
     def last_hidden(self) -> Array:
-        """[tokens, n_embd], the normed hidden states of the batch whose logits the backend made at
-        once (`Backend.run_layers`, `Backend.run_next`), if that was the last thing it did."""
-        return self.backend.norm(self.backend.behind_layers(), self.weights.output_norm)
+        """[tokens, n_embd], the hidden states, as in `forward_with_hidden`, of the batch whose
+        logits the backend made at once (`Backend.run_layers`, `Backend.run_next`), if that was the
+        last thing it did."""
+        return self.as_read(self.backend.behind_layers(), self.weights.output_norm)
+
+    def as_read(self, x: Array, norm: Norm) -> Array:
+        """Hidden states as the block that predicts reads them, of x [tokens, n_embd], which may
+        be overwritten then; `norm` is the one behind x."""
+        own = self.config.prediction
+        if own is None or own.reads_normed:
+            return self.backend.norm(x, norm)
+        return namespace(x).asarray(x, copy=True)
 
     @property
     def predictor(self) -> Transformer:
@@ -207,7 +217,7 @@ class Transformer:
 
         Args:
             token_ids: int64 [tokens].
-            hidden: [tokens, n_embd], the normed hidden states of the token before each.
+            hidden: [tokens, n_embd], the hidden states of the token before each.
 
         Returns:
             [tokens, n_embd].

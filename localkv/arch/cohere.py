@@ -72,6 +72,7 @@ def cohere2_moe(facts: Facts) -> ModelSpec:
     return plain.model(
         facts,
         with_dense(facts, layers, is_dense),
+        prediction=facts.prediction(replace(layer, mixer=attention), norm=norm),
         output_norm=norm("output_norm"),
         logit_scale=facts.number("logit_scale") or 1.0,
     )

@@ -48,8 +48,9 @@ def _model(facts: Facts, *, mscale_follows: bool) -> ModelSpec:
     rope, mscale = _yarn(facts, mscale_follows=mscale_follows)
     mixer, is_dense = attention(facts, rope, mscale), leading_dense(facts)
     ffn = dense(facts) if all(is_dense) else _experts(facts)
-    layers = [plain.layer(facts, mixer, ffn)] * facts.n_layers
-    return plain.model(facts, with_dense(facts, layers, is_dense))
+    layer = plain.layer(facts, mixer, ffn)
+    layers = with_dense(facts, [layer] * facts.n_layers, is_dense)
+    return plain.model(facts, layers, prediction=facts.prediction(layer))
 
 
 def attention(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from localkv.arch.spec import LayerSpec, NormSpec, PredictionSpec, RopeSpec
@@ -37,12 +37,14 @@ class Facts:
         name: the model's, or the file's.
         keys: the metadata.
         shapes: of each tensor, by name.
+        counts_all: blocks that predict further tokens count as layers (`every_block`).
     """
 
     architecture: str
     name: str
     keys: Keys
     shapes: Mapping[str, tuple[int, ...]]
+    counts_all: bool = False
 
     def key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
@@ -112,16 +114,46 @@ class Facts:
     @property
     def n_prediction_layers(self) -> int:
         """Blocks after the layers that predict further tokens (multi-token prediction)."""
-        return self.integer("nextn_predict_layers", 0)
+        return 0 if self.counts_all else self.integer("nextn_predict_layers", 0)
 
-    def prediction(self, layer: LayerSpec) -> PredictionSpec | None:
-        """The first block that predicts further tokens, whose layer is such a one; None if the file
-        has none."""
-        block = self.n_layers
-        if f"blk.{block}.nextn.eh_proj.weight" not in self.shapes:
+    @property
+    def predicts(self) -> bool:
+        """Whether the file has a block that predicts a further token."""
+        return f"blk.{self.n_layers}.nextn.eh_proj.weight" in self.shapes
+
+    @property
+    def every_block(self) -> Facts:
+        """The header as if blocks that predict were layers, to read what it says of them."""
+        return replace(self, counts_all=True)
+
+    def prediction(
+        self,
+        layer: LayerSpec,
+        *,
+        norm: Callable[[str], NormSpec] | None = None,
+        reads_normed: bool = True,
+    ) -> PredictionSpec | None:
+        """The first block that predicts further tokens; None if the file has none.
+
+        Args:
+            layer: the block's.
+            norm: makes norms of their names; None for RMSNorm.
+            reads_normed: see `PredictionSpec`.
+        """
+        if not self.predicts:
             return None
-        names = ("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
-        return PredictionSpec(block, layer, *map(self.rms_norm, names))
+        last = "layer_output_norm"
+        if f"blk.{self.n_layers}.{last}.weight" not in self.shapes:
+            last = "nextn.shared_head_norm"
+        norm = norm or self.rms_norm
+        return PredictionSpec(
+            block=self.n_layers,
+            layer=layer,
+            embedding_norm=norm("nextn.enorm"),
+            hidden_norm=norm("nextn.hnorm"),
+            output_norm=norm(last),
+            reads_normed=reads_normed,
+        )
 
     @property
     def n_layers(self) -> int:

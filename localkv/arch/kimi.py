@@ -48,13 +48,17 @@ def ling3(facts: Facts) -> ModelSpec:
     moe = experts(
         facts, gating=None, renormalise=None, scaled=True, n_ff_shared=n_shared, selection_bias=True
     )
+    every = facts.every_block if facts.predicts else facts
     limits = zip(
-        facts.numbers_per_layer("swiglu_clamp_exp", 0.0),
-        facts.numbers_per_layer("swiglu_clamp_shexp", 0.0),
+        every.numbers_per_layer("swiglu_clamp_exp", 0.0),
+        every.numbers_per_layer("swiglu_clamp_shexp", 0.0),
         strict=True,
     )
     blocks = [replace(moe, limit=limit, shared_limit=shared) for limit, shared in limits]
-    return _model(facts, net, replace(attention, head_gated=True), blocks)
+    attention = replace(attention, head_gated=True)
+    last = blocks[facts.n_layers] if facts.predicts else moe
+    prediction = facts.prediction(plain.layer(facts, attention, last))
+    return replace(_model(facts, net, attention, blocks), prediction=prediction)
 
 
 def _rope(facts: Facts) -> RopeSpec:

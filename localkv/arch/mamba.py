@@ -20,6 +20,7 @@ from localkv.arch.spec import (
     ModelSpec,
     MoeSpec,
     NormSpec,
+    PredictionSpec,
 )
 from localkv.errors import ModelFileError
 
@@ -98,7 +99,24 @@ def nemotron_h(facts: Facts) -> ModelSpec:
             layers.append(LayerSpec(None, _squared(facts, i, width), None, norm))
         else:
             layers.append(LayerSpec(_unrotated(facts, i) if n else net, None, norm, None))
-    return plain.model(facts, layers, output_norm=NormSpec("output_norm", "rms", eps))
+    return plain.model(
+        facts,
+        layers,
+        output_norm=NormSpec("output_norm", "rms", eps),
+        prediction=_nemotron_prediction(facts, eps),
+    )
+
+
+def _nemotron_prediction(facts: Facts, eps: float) -> PredictionSpec | None:
+    """Attention and experts in one block, behind which there is a LayerNorm."""
+    if not facts.predicts:
+        return None
+    every, at = facts.every_block, facts.n_layers
+    width = every.per_layer("feed_forward_length")[at]
+    norm, ffn_norm = NormSpec("attn_norm", "rms", eps), NormSpec("post_attention_norm", "rms", eps)
+    layer = LayerSpec(_unrotated(every, at), _squared(every, at, width), norm, ffn_norm)
+    found = facts.prediction(layer, norm=lambda name: NormSpec(name, "rms", eps))
+    return found and replace(found, output_norm=facts.layer_norm(found.output_norm.tensor))
 
 
 def _squared(facts: Facts, layer: int, width: int) -> MlpSpec | MoeSpec:

@@ -9,7 +9,7 @@ After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localkv.arch import plain
@@ -131,7 +131,7 @@ def hunyuan3(facts: Facts) -> ModelSpec:
         selection_bias=has_selection_bias(facts),
     )
     layer = plain.layer(facts, replace(attention, **plain.head_norms(facts)), moe)
-    return plain.model(facts, _with_routers(facts, [layer] * facts.n_layers))
+    return _with_prediction(facts, lambda facts: [layer] * facts.n_layers)
 
 
 def mellum(facts: Facts) -> ModelSpec:
@@ -274,6 +274,10 @@ def _unscaled(facts: Facts, attention: AttentionSpec) -> RopeSpec:
 def step35(facts: Facts) -> ModelSpec:
     """Layers with and without a window differ in heads, and in the channels that RoPE turns; heads
     have gates, and experts a SwiGLU with limits."""
+    return _with_prediction(facts, _step35_layers, reads_normed=False)
+
+
+def _step35_layers(facts: Facts) -> list[LayerSpec]:
     limits = facts.numbers_per_layer("swiglu_clamp_exp", 0.0)
     shared_limits = facts.numbers_per_layer("swiglu_clamp_shexp", 0.0)
     sizes = windows(facts, None)
@@ -300,7 +304,7 @@ def step35(facts: Facts) -> ModelSpec:
             shared_limit=shared_limit,
         )
         layers.append(plain.layer(facts, attention, moe))
-    return plain.model(facts, _with_routers(facts, layers))
+    return layers
 
 
 def _step35_rope(facts: Facts, attention: AttentionSpec, *, has_window: bool) -> RopeSpec:
@@ -318,6 +322,19 @@ def _step35_rope(facts: Facts, attention: AttentionSpec, *, has_window: bool) ->
     if n_divisors < rope.n_dims // 2:
         raise ModelFileError(f"{n_divisors} divisors are too few for {rope.n_dims // 2} pairs")
     return replace(rope, divisors=ROPE_FREQS, n_divisors=n_divisors)
+
+
+def _with_prediction(
+    facts: Facts, layers_of: Callable[[Facts], list[LayerSpec]], *, reads_normed: bool = True
+) -> ModelSpec:
+    """A model whose block that predicts is what `layers_of` makes of it as a further layer; without
+    a router a layer is dense."""
+    prediction = None
+    if facts.predicts:
+        every = facts.every_block
+        layer = _with_routers(every, layers_of(every))[facts.n_layers]
+        prediction = facts.prediction(layer, reads_normed=reads_normed)
+    return plain.model(facts, _with_routers(facts, layers_of(facts)), prediction=prediction)
 
 
 def _with_routers(facts: Facts, layers: list[LayerSpec]) -> list[LayerSpec]:
@@ -368,6 +385,10 @@ def laguna(facts: Facts) -> ModelSpec:
 
 def mimo2(facts: Facts) -> ModelSpec:
     """Xiaomi's MiMo V2: V's heads are narrower than K's, and layers with a window have sinks."""
+    return _with_prediction(facts, _mimo2_layers, reads_normed=False)
+
+
+def _mimo2_layers(facts: Facts) -> list[LayerSpec]:
     sizes = windows(facts, None)
     layers = []
     for i, size in enumerate(sizes):
@@ -393,7 +414,7 @@ def mimo2(facts: Facts) -> ModelSpec:
             selection_bias=f"blk.{i}.exp_probs_b.bias" in facts.shapes,
         )
         layers.append(plain.layer(facts, replace(attention, rope=rope), moe))
-    return plain.model(facts, _with_routers(facts, layers))
+    return layers
 
 
 def maple(facts: Facts) -> ModelSpec:

@@ -669,13 +669,15 @@ class PredictionSpec:
 
     With h, the normed output of the model's layers for a token, and e, the embedding of the token
     after it, the block's layer works on x = eh_proj [norm(e), norm(h)]. The normed output of the
-    layer makes logits of the token that follows, and is the h of that token's prediction.
+    layer makes logits of the token that follows, and is the h of that token's prediction. In some
+    architectures h is each time the output before its norm.
 
     Attributes:
         block: its number among the file's blocks.
         layer: its layer.
         embedding_norm, hidden_norm: of e and of h.
         output_norm: of the layer's output; a file without its tensor has the model's.
+        reads_normed: h is normed.
     """
 
     block: int
@@ -683,6 +685,7 @@ class PredictionSpec:
     embedding_norm: NormSpec
     hidden_norm: NormSpec
     output_norm: NormSpec
+    reads_normed: bool = True
 
 
 @dataclass(frozen=True)

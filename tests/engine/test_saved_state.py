@@ -36,6 +36,8 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from support.expert_models import EXPERT_MODELS
+from support.hybrid_models import KEYS as HYBRIDS
 from support.hybrid_models import hybrid
 from support.latent_models import latent_tensors, write_latent
 from support.paths import ROOT
@@ -61,6 +63,8 @@ CONVERTED = {
     "channels": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["channels"]),
     "codebooks": (CacheConfig("f32", "f32", n_ctx=N_CTX, kv_codebooks=BOOKS), CACHES["codebooks"]),
 }
+EXPERTS = ("step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5")
+"""Experts beside windows, gates, sinks and heads of V of another width."""
 Load = Callable[..., Transformer]
 
 
@@ -74,7 +78,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
             if name == "plm":
                 write_latent(path, name, latent_tensors(name))
             elif not path.exists():
-                {"qwen35": hybrid}.get(name, variant)(name).write(path)
+                model = hybrid(name) if name in HYBRIDS else EXPERT_MODELS.get(name)
+                (model or variant(name)).write(path)
             made = {"cpu": cpu_backend, "reference": reference_backend}[backend]()
             models[name, backend] = load_model(path, made)[0]
         return models[name, backend]
@@ -112,8 +117,10 @@ def logits(engine: Engine, ids: list[int]) -> np.ndarray:
             *(("llama", cache, n) for cache in CACHES for n in (300, 530)),
             *((name, "packed", n) for name in ("gemma3", "qwen35", "plm") for n in (300, 690)),
             ("gemma3", "channels", 600),
+            *((name, "packed", 300) for name in HYBRIDS if name != "qwen35"),
+            *((name, cache, 690) for name in EXPERTS for cache in ("packed", "tail")),
         ],
-        [("llama", "tail", 300), ("gemma3", "channels", 600)],
+        [("llama", "tail", 300), ("gemma3", "channels", 600), ("mimo2", "tail", 690)],
     ),
 )
 def test_a_text_goes_on_with_the_same_bits(

@@ -43,6 +43,7 @@ class ExpertModel:
         value_dim: channels of a head of V.
         sinks: layers whose heads have sinks.
         predicts: the last of the blocks predicts a further token.
+        joined: layers with one matrix for q, k and v.
     """
 
     architecture: str
@@ -63,6 +64,7 @@ class ExpertModel:
     value_dim: int = HEAD
     sinks: tuple[int, ...] = ()
     predicts: bool = False
+    joined: tuple[int, ...] = ()
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -124,9 +126,13 @@ class ExpertModel:
             for name in self.norms:
                 vector(f"{at}{name}.weight", N_EMBD)
             n_heads = self.n_heads[i] if self.n_heads else N_HEADS
-            matrix(f"{at}attn_q", n_heads * HEAD, N_EMBD, gain=1.3)
-            matrix(f"{at}attn_k", self.n_kv_heads * HEAD, N_EMBD, gain=1.3)
-            matrix(f"{at}attn_v", self.n_kv_heads * self.value_dim, N_EMBD)
+            rows = n_heads * HEAD, self.n_kv_heads * HEAD, self.n_kv_heads * self.value_dim
+            if i in self.joined:
+                matrix(f"{at}attn_qkv", sum(rows), N_EMBD, gain=1.3)
+            else:
+                matrix(f"{at}attn_q", rows[0], N_EMBD, gain=1.3)
+                matrix(f"{at}attn_k", rows[1], N_EMBD, gain=1.3)
+                matrix(f"{at}attn_v", rows[2], N_EMBD)
             matrix(f"{at}attn_output", N_EMBD, n_heads * self.value_dim)
             if self.gate:
                 rows = n_heads * (HEAD if self.gate == "channel" else 1)

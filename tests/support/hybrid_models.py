@@ -38,8 +38,13 @@ LAYERS = {
     "falcon-h1": ["both"] * 4,
     "kimi-linear": ["kimi", "kimi", "latent", "kimi"],
     "bailingmoe3": ["kimi", "latent", "kimi", "latent"],
+    "qwen35moe": ["delta", "delta", "delta", "gated"],
+    "qwen3next": ["delta", "delta", "delta", "gated"],
+    "deepseek2": ["latent"] * 4,
 }
 """Of each architecture, what its layers are."""
+HEADS = {"nemotron_h_moe": "attention and experts", "bailingmoe3": "latent", "deepseek2": "latent"}
+"""What the block is that predicts a further token; "gated" in Qwen's architectures."""
 
 
 @dataclass
@@ -49,7 +54,7 @@ class HybridModel:
     Attributes:
         architecture: one of `LAYERS`.
         keys: without the architecture's prefix, besides sizes.
-        predicts: a block behind the layers predicts a further token (qwen35).
+        predicts: a block behind the layers predicts a further token.
         in_f32: matrices that are F32 in the file.
     """
 
@@ -65,19 +70,23 @@ class HybridModel:
         self._matrix("output", N_VOCAB, N_EMBD)
         final = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"
         self._vector(f"{final}.weight", N_EMBD)
-        for i, kind in enumerate(self.layers):
+        for i, kind in enumerate(LAYERS[self.architecture]):
             self._layer(f"blk.{i}.", kind)
         if self.predicts:
             at = f"blk.{N_LAYERS}."
-            self._layer(at, "gated")
+            self._layer(at, self.layers[-1])
             self._matrix(f"{at}nextn.eh_proj", N_EMBD, 2 * N_EMBD, gain=1.4)
-            for name in ("enorm", "hnorm", "shared_head_norm"):
-                self._vector(f"{at}nextn.{name}.weight", N_EMBD)
+            bailing = self.architecture == "bailingmoe3"
+            last = "layer_output_norm" if bailing else "nextn.shared_head_norm"
+            for name in ("nextn.enorm", "nextn.hnorm", last):
+                self._vector(f"{at}{name}.weight", N_EMBD)
             self.keys = {**self.keys, "block_count": N_LAYERS + 1, "nextn_predict_layers": 1}
 
     @property
     def layers(self) -> list[str]:
-        return LAYERS[self.architecture]
+        """What each block is, the one that predicts at the end."""
+        head = HEADS.get(self.architecture, "gated")
+        return [*LAYERS[self.architecture], *([head] * self.predicts)]
 
     @property
     def _norm_kind(self) -> str:
@@ -90,15 +99,19 @@ class HybridModel:
         return "kimi" in self.layers
 
     @property
+    def has_qwen_experts(self) -> bool:
+        return self.architecture in ("qwen35moe", "qwen3next")
+
+    @property
     def has_lone_blocks(self) -> bool:
         """Whether a layer is a mixer or a feed-forward block (Nemotron-H)."""
         return self.architecture.startswith("nemotron_h")
 
     def all_keys(self) -> dict[str, Any]:
         kinds = self.layers
-        attending = ("attention", "gated", "both", "latent")
+        attending = ("attention", "gated", "both", "latent", "attention and experts")
         kv_heads = [N_KV_HEADS * (kind in attending) for kind in kinds]
-        widths = [N_FF * (kind in ("mlp", "experts")) for kind in kinds]
+        widths = [N_FF * (kind == "mlp" or "experts" in kind) for kind in kinds]
         per_layer = self.has_lone_blocks or self.architecture in ("lfm2", "granitehybrid")
         per_layer = per_layer or self.has_kimi_layers
         return {
@@ -155,13 +168,13 @@ class HybridModel:
 
     def _layer(self, at: str, kind: str) -> None:
         self._vector(f"{at}attn_norm.weight", N_EMBD)
-        if kind in ("attention", "gated", "both"):
+        if kind in ("attention", "gated", "both", "attention and experts"):
             q = N_HEADS * HEAD
             self._matrix(f"{at}attn_q", 2 * q if kind == "gated" else q, N_EMBD, gain=1.3)
             self._matrix(f"{at}attn_k", N_KV_HEADS * HEAD, N_EMBD, gain=1.3)
             self._matrix(f"{at}attn_v", N_KV_HEADS * HEAD, N_EMBD)
             self._matrix(f"{at}attn_output", N_EMBD, q)
-            if self.architecture in ("lfm2", "qwen35"):
+            if self.architecture == "lfm2" or kind == "gated":
                 self._vector(f"{at}attn_q_norm.weight", HEAD, centre=1.3)
                 self._vector(f"{at}attn_k_norm.weight", HEAD, centre=1.3)
         if kind in ("mamba", "both"):
@@ -183,12 +196,18 @@ class HybridModel:
             if kind == "mlp":
                 self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
                 self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
-            if kind == "experts":
+            if kind == "attention and experts":
+                self._vector(f"{at}post_attention_norm.weight", N_EMBD)
+            if "experts" in kind:
                 self._experts(at)
             return
-        name = {"qwen35": "post_attention_norm.weight", "falcon-h1": "ffn_norm"}
+        name = {
+            **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), "post_attention_norm.weight"),
+            "falcon-h1": "ffn_norm",
+        }
         self._vector(f"{at}{name.get(self.architecture, 'ffn_norm.weight')}", N_EMBD)
-        if self.has_kimi_layers and at != "blk.0.":
+        latent = self.has_kimi_layers or self.architecture == "deepseek2"
+        if self.has_qwen_experts or (latent and at != "blk.0."):
             self._experts(at, gated=True)
             return
         self._matrix(f"{at}ffn_gate", N_FF, N_EMBD)
@@ -208,7 +227,10 @@ class HybridModel:
         if latent:
             self._matrix(f"{at}ffn_latent_down", latent, N_EMBD)
             self._matrix(f"{at}ffn_latent_up", N_EMBD, latent)
-        self._vector(f"{at}exp_probs_b.bias", N_EXPERTS, centre=0.0)
+        if self.has_qwen_experts:
+            self._vector(f"{at}ffn_gate_inp_shexp.weight", N_EMBD, centre=0.0)
+        else:
+            self._vector(f"{at}exp_probs_b.bias", N_EXPERTS, centre=0.0)
         self._matrix(f"{at}ffn_up_shexp", n_shared, N_EMBD)
         self._matrix(f"{at}ffn_down_shexp", N_EMBD, n_shared)
 
@@ -234,8 +256,11 @@ class HybridModel:
         self._vector(f"{at}ssm_conv1d.weight", channels, 4, centre=0.0, spread=0.6)
         self._vector(f"{at}ssm_dt.bias", values, centre=-1.0)
         self.tensors[f"{at}ssm_a"] = -np.linspace(0.1, 2.0, values, dtype=np.float32)
-        self._matrix(f"{at}ssm_beta", values, N_EMBD)
-        self._matrix(f"{at}ssm_alpha", values, N_EMBD)
+        if self.architecture == "qwen3next":
+            self._matrix(f"{at}ssm_ba", 2 * values, N_EMBD)
+        else:
+            self._matrix(f"{at}ssm_beta", values, N_EMBD)
+            self._matrix(f"{at}ssm_alpha", values, N_EMBD)
         self._vector(f"{at}ssm_norm.weight", size)
         self._matrix(f"{at}ssm_out", N_EMBD, values * size)
 
@@ -293,6 +318,12 @@ EXPERTS = {
     "expert_weights_scale": 2.5,
     "leading_dense_block_count": 1,
 }
+QWEN_EXPERTS = {
+    "expert_count": N_EXPERTS,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": N_FF,
+    "expert_shared_feed_forward_length": N_SHARED,
+}
 SCALES = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 3.0, "attention.scale": 0.2}
 KEYS: dict[str, dict[str, Any]] = {
     "qwen35": {**NET, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]},
@@ -337,7 +368,23 @@ KEYS: dict[str, dict[str, Any]] = {
     },
 }
 
+MORE_KEYS: dict[str, dict[str, Any]] = {
+    "qwen35moe": {
+        **NET,
+        **QWEN_EXPERTS,
+        "full_attention_interval": 4,
+        "rope.dimension_sections": [11, 11, 10, 0],
+    },
+    "qwen3next": {**NET, **QWEN_EXPERTS, "full_attention_interval": 4},
+    "deepseek2": {**LATENT, **EXPERTS, "attention.q_lora_rank": 48, "expert_weights_norm": True},
+}
+"""Of architectures whose blocks that predict are tested here, and their layers elsewhere."""
+
 
 def hybrid(architecture: str, *, predicts: bool = False) -> HybridModel:
     name = "nemotron_h_moe" if architecture == "nemotron_h_super" else architecture
-    return HybridModel(name, KEYS[architecture], predicts=predicts)
+    keys = KEYS[architecture] if architecture in KEYS else MORE_KEYS[architecture]
+    if predicts:
+        limits = {key: [*keys[key], 0.4] for key in keys if key.startswith("swiglu")}
+        keys = {**keys, **limits}
+    return HybridModel(name, keys, predicts=predicts)

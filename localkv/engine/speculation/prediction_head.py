@@ -127,7 +127,7 @@ class PredictionHead:
         """Evaluate tokens at the end of a sequence: [1 or no rows, n_embd], before the last norm.
 
         Args:
-            hidden: [tokens, n_embd], the normed hidden states of the token before each.
+            hidden: [tokens, n_embd], the hidden states of the token before each.
             wants: the last token's output is wanted.
 
         Raises:
@@ -152,7 +152,7 @@ class PredictionHead:
         weights, backend = self.block.weights, self.model.backend
         with backend.arrays.inference():
             logits = backend.logits(x, weights.output_norm, weights.output, self.block.config)
-            hidden = backend.norm(x, weights.output_norm)
+            hidden = self.model.as_read(x, weights.output_norm)
         return hidden, *most_probable(backend.arrays.to_numpy(logits)[-1])
 
     def recover(self) -> None:
@@ -191,8 +191,8 @@ class HeadText:
         self._has_room = True
 
     def saw(self, at: int, hidden: Array) -> None:
-        """Take note of normed hidden states [tokens, n_embd] of the text's tokens from position
-        `at` on, and of guesses that follow them."""
+        """Take note of hidden states [tokens, n_embd] of the text's tokens from position `at` on,
+        and of guesses that follow them."""
         self.head.recover()
         if not self._has_room:
             return

@@ -141,12 +141,30 @@ def split_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
     job += [Memory(q, q.nbytes), Memory(gate, gate.nbytes)]
     residuals = specialized(KernelSource("linear/residuals"))
     chain.add(residuals["split"], job, n_threads)
-    want = torch.sigmoid(both[:, :, 1].double()) * both[:, :, 0]
-    job = [0, n_tokens, n_heads * size, Memory(gate, gate.nbytes), Memory(q, q.nbytes), 0]
-    chain.add(residuals["sigmoid_gate"], job, n_threads)
     chain.run()
     assert torch.equal(q, both[:, :, 0])
-    close(gate, want)
+    assert torch.equal(gate, both[:, :, 1])
+
+
+def attention_gate_case(
+    rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]
+) -> None:
+    """Attention's output times the activation of a gate of each channel or head."""
+    n_tokens = rng.choice((1, 2, 3, 7, 33))
+    chain = Chain(Scratch())
+    n_threads, is_by_head, is_softplus = threads(rng), rng.random() < 0.5, rng.random() < 0.5
+    n_heads, size = rng.choice((1, 3, 8)), 16 * rng.choice((1, 4, 5))
+    n_gates = 1 if is_by_head else size
+    say(f"gates {n_tokens} x {n_heads} x {size}, {n_gates} a head, threads {n_threads}")
+    x = memory.tensor(torch.randn(n_tokens, n_heads, size), "x")
+    gate = memory.tensor(30 * torch.randn(n_tokens, n_heads, n_gates), "gate")
+    activation = torch.nn.functional.softplus if is_softplus else torch.sigmoid
+    want = x * activation(gate.double())
+    job = [0, n_tokens, n_heads, size, Memory(x, x.nbytes), Memory(gate, gate.nbytes)]
+    job += [int(is_by_head), int(is_softplus)]
+    chain.add(specialized(KernelSource("linear/residuals"))["gates"], job, n_threads)
+    chain.run()
+    close(x, want)
 
 
 def scaled_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
@@ -241,6 +259,7 @@ CASES = (
     scaled_case,
     residual_case,
     split_case,
+    attention_gate_case,
 )
 
 

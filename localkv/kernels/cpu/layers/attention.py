@@ -31,8 +31,7 @@ from localkv.kernels.cpu.layers.chains import (
 )
 from localkv.kernels.cpu.linear.jobs import (
     MOST_PARTS,
-    ActivationJob,
-    HeadGateJob,
+    AttentionGateJob,
     MergeJob,
     RopeJob,
     SinkJob,
@@ -132,18 +131,18 @@ def gate_width(attn: AttentionSpec) -> int:
 
 
 def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
-    """Multiply `out` by the gate's activation. The result takes the place of `gate`, or of `out`
-    where each head has one gate."""
-    rows, threads = 4 * n_tokens, min(n_threads(), n_tokens)
-    x, values = Memory(out, rows * attn.width), Memory(gate, rows * gate_width(attn))
-    if attn.head_gated:
-        is_softplus = int(attn.gate_activation == "softplus")
-        sizes = n_tokens, attn.n_heads, attn.value_dim
-        heads = HeadGateJob(0, *sizes, x, values, is_softplus)
-        chain.add(specialized(RESIDUALS)["head_gates"], heads, threads)
-        return
-    job = ActivationJob(0, n_tokens, attn.width, values, x)
-    chain.add(specialized(RESIDUALS)[f"{attn.gate_activation}_gate"], job, threads)
+    """Multiply `out` by the gate's activation, in place."""
+    job = AttentionGateJob(
+        next_row=0,
+        n_rows=n_tokens,
+        n_heads=attn.n_heads,
+        head_dim=attn.value_dim,
+        x=Memory(out, 4 * n_tokens * attn.width),
+        gate=Memory(gate, 4 * n_tokens * gate_width(attn)),
+        is_by_head=int(attn.head_gated),
+        is_softplus=int(attn.gate_activation == "softplus"),
+    )
+    chain.add(specialized(RESIDUALS)["gates"], job, min(n_threads(), n_tokens))
 
 
 class AttentionLayer:
@@ -236,7 +235,7 @@ class AttentionLayer:
 
         n_tokens = len(gate)
         self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
-        return out if attn.head_gated else gate
+        return out
 
     def _store(
         self,

@@ -21,7 +21,7 @@ from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.attention import StoredRows, is_stored_at_once
 from localkv.kernels.cpu.layers.chains import RESIDUALS, LayerChains, runs
-from localkv.kernels.cpu.linear.jobs import HeadGateJob, LatentQueriesJob, LatentRowsJob
+from localkv.kernels.cpu.linear.jobs import AttentionGateJob, LatentQueriesJob, LatentRowsJob
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import HeadRows, add_head_products, add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place
@@ -220,16 +220,17 @@ class LatentLayer:
         add_head_products(chain, sums, n_tokens, stack, out)
         if attn.head_gated:
             rows = 4 * n_tokens * attn.n_heads
-            job = HeadGateJob(
+            job = AttentionGateJob(
                 next_row=0,
                 n_rows=n_tokens,
                 n_heads=attn.n_heads,
                 head_dim=attn.value_dim,
                 x=Memory("out", rows * attn.value_dim),
                 gate=Memory("gate", rows),
+                is_by_head=1,
                 is_softplus=0,
             )
-            worker = specialized(RESIDUALS)["head_gates"]
+            worker = specialized(RESIDUALS)["gates"]
             chain.add(worker, job, min(n_threads(), n_tokens))
 
     def _place(self, chain: Chain, n_tokens: int, linear: Linear) -> Place:

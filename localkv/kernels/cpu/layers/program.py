@@ -208,7 +208,7 @@ class LayerSteps:
             add_sinks(chain, out, lse, sinks, shape)
         if gate is not None:
             add_gate(chain, gate, out, n, attn)
-        return gate if gate is not None and attn.gated else out.reshape(n, attn.width)
+        return out.reshape(n, attn.width)
 
     def _add_sums(
         self, part: int, index: int, chain: Chain, q: Floats, attn: AttentionSpec

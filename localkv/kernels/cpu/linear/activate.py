@@ -12,9 +12,9 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.jobs import ActivationJob
+from localkv.simd.activations import sigmoid
 from localkv.simd.arithmetic import (
     add,
-    div,
     exp,
     f32x16,
     fma,
@@ -37,13 +37,6 @@ LIMITED = parameter("LIMITED", False)
 LIMITS_GATE = parameter("LIMITS_GATE", False)
 LIMIT = np.float32(7.0)
 """gpt-oss's clamp."""
-
-
-@njit
-def sigmoid(x: Any) -> Any:
-    one = f32x16(np.float32(1))
-    power = exp(sub(zero_f32(), maximum(x, f32x16(np.float32(-88)))))  # exp(88) is finite
-    return div(one, add(one, power))
 
 
 @njit

@@ -12,7 +12,8 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.linear.jobs import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.linear.row_norm import centred_row, norm_row, turn_row
-from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
+from localkv.simd.activations import one_and_power, silu
+from localkv.simd.arithmetic import div, f32x16, fma, mul
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next
 
@@ -62,7 +63,6 @@ def geglu(address: Address, thread: Count) -> None:
     1 + tanh(u) is 2 / (1 + exp(-2 u)).
     """
     job = read_gate_job(address)
-    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
     linear, cubic = f32x16(np.float32(1.5957691216)), f32x16(np.float32(0.0713548163))
     while True:
         start = take_next(address) * PART
@@ -71,23 +71,19 @@ def geglu(address: Address, thread: Count) -> None:
         for at in range(start, min(start + PART, job.n), 16):
             x = load_f32(job.gate, at)
             twice_u = mul(x, fma(cubic, mul(x, x), linear))
-            power = exp(sub(zero_f32(), maximum(twice_u, lowest)))
-            store_f32(job.gate, at, mul(div(x, add(one, power)), load_f32(job.up, at)))
+            store_f32(job.gate, at, mul(div(x, one_and_power(twice_u)), load_f32(job.up, at)))
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
 def swiglu(address: Address, thread: Count) -> None:
     """gate = silu(gate) * up (`GateJob`)."""
     job = read_gate_job(address)
-    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
     while True:
         start = take_next(address) * PART
         if start >= job.n:
             break
         for at in range(start, min(start + PART, job.n), 16):
-            x = load_f32(job.gate, at)
-            power = exp(sub(zero_f32(), maximum(x, lowest)))
-            store_f32(job.gate, at, mul(div(x, add(one, power)), load_f32(job.up, at)))
+            store_f32(job.gate, at, mul(silu(load_f32(job.gate, at)), load_f32(job.up, at)))
 
 
 @njit

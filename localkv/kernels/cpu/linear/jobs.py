@@ -331,14 +331,16 @@ class SplitJob(NamedTuple):
     gate: Item
 
 
-class HeadGateJob(NamedTuple):
-    """Attention's output to be multiplied by a gate for each head, in place.
+class AttentionGateJob(NamedTuple):
+    """Attention's output to be multiplied by the activation of a gate, in place.
 
     Attributes:
         next_row: the token to take next.
         n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
         x: [n_rows, n_heads, head_dim].
-        gate: [n_rows, n_heads], before its activation.
+        gate: [n_rows, n_heads, head_dim], or [n_rows, n_heads] where `is_by_head`, before its
+            activation.
+        is_by_head: each head has one gate.
         is_softplus: the activation is softplus, not a sigmoid.
     """
 
@@ -348,6 +350,7 @@ class HeadGateJob(NamedTuple):
     head_dim: Item
     x: Item
     gate: Item
+    is_by_head: Item
     is_softplus: Item
 
 

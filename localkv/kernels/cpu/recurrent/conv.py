@@ -13,18 +13,8 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.recurrent.jobs import ConvJob, GatedConvJob
-from localkv.simd.arithmetic import (
-    add,
-    div,
-    exp,
-    f32x16,
-    fma,
-    maximum,
-    mul,
-    sub,
-    sum_lanes,
-    zero_f32,
-)
+from localkv.simd.activations import silu
+from localkv.simd.arithmetic import add, f32x16, fma, mul, sum_lanes, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, get_i32, get_i64, load_f32, reader, store_f32, take_next
 
@@ -36,12 +26,6 @@ ROWS = KERNEL - 1
 
 
 @njit
-def silu(x: Any) -> Any:
-    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
-    return div(x, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
-
-
-@njit
 def unit(x: Address, n: int, eps: Any, scale: Any) -> None:
     """Make the length of n floats the scale."""
     total = zero_f32()
@@ -50,6 +34,38 @@ def unit(x: Address, n: int, eps: Any, scale: Any) -> None:
     factor = f32x16(scale / np.sqrt(sum_lanes(total) + eps))
     for i in range(0, n, 16):
         store_f32(x, i, mul(load_f32(x, i), factor))
+
+
+@njit
+def product(x: Address, width: int, i: int) -> Any:
+    """16 values of b * y in a row [b; c; y]."""
+    return mul(load_f32(x, i), load_f32(x + 2 * width, i))
+
+
+@njit
+def keep_states(
+    job: Any, sequence: int, state: Address, x: Address, stride: int, width: int
+) -> None:
+    """The state of a block of channels after each token whose state has a place: the last rows of
+    the state before the batch and of x, whose rows are [b; c; y] of `width` bytes each, or
+    convolved themselves if it is 0."""
+    first, end = get_i32(job.starts, sequence), get_i32(job.starts, sequence + 1)
+    slot, row = get_i64(job.slots, sequence), 4 * job.n_channels
+    for t in range(end - first):
+        after = get_i64(job.after, first + t)
+        if t < end - first - 1 and after == slot:
+            continue
+        later = state + (after - slot) * job.slot_stride
+        for j in range(ROWS):
+            before = t + 1 - ROWS + j
+            for i in range(0, job.block, 16):
+                if before < 0:
+                    v = load_f32(state + (ROWS + before) * row, i)
+                elif width:
+                    v = product(x + before * stride, width, i)
+                else:
+                    v = load_f32(x + before * stride, i)
+                store_f32(later + j * row, i, v)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -86,25 +102,7 @@ def conv(address: Address, thread: Count) -> None:
             if block < job.n_unit:
                 scale = get_f32(job.numbers, 1) if block < job.n_scaled else np.float32(1)
                 unit(out, job.block, get_f32(job.numbers, 0), scale)
-        for t in range(n):
-            after = get_i64(job.after, first + t)
-            if t < n - 1 and after == slot:
-                continue
-            later = state + (after - slot) * job.slot_stride
-            for j in range(ROWS):
-                before = t + 1 - ROWS + j
-                for i in range(0, job.block, 16):
-                    if before < 0:
-                        v = load_f32(state + (ROWS + before) * row, i)
-                    else:
-                        v = load_f32(x + before * job.stride, i)
-                    store_f32(later + j * row, i, v)
-
-
-@njit
-def product(x: Address, width: int, i: int) -> Any:
-    """16 values of b * y in a row [b; c; y]."""
-    return mul(load_f32(x, i), load_f32(x + 2 * width, i))
+        keep_states(job, sequence, state, x, job.stride, 0)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -136,16 +134,4 @@ def gated_conv(address: Address, thread: Count) -> None:
                         v = product(x + before * 3 * row, row, i)
                     total = fma(v, load_f32(job.weight + j * row + at, i), total)
                 store_f32(out, i, mul(load_f32(x + t * 3 * row + row, i), total))
-        for t in range(n):
-            after = get_i64(job.after, first + t)
-            if t < n - 1 and after == slot:
-                continue
-            later = state + (after - slot) * job.slot_stride
-            for j in range(ROWS):
-                before = t + 1 - ROWS + j
-                for i in range(0, job.block, 16):
-                    if before < 0:
-                        v = load_f32(state + (ROWS + before) * row, i)
-                    else:
-                        v = product(x + before * 3 * row, row, i)
-                    store_f32(later + j * row, i, v)
+        keep_states(job, sequence, state, x, 3 * row, row)

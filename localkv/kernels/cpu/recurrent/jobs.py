@@ -138,6 +138,7 @@ class OutputJob(NamedTuple):
         eps: one float32, or 0.
         skipped, skipped_stride: what goes on as it is, and from one token to the next, or 0.
         d: [n_groups * n], how much of it, or 0.
+        is_sigmoid: the gate's activation is a sigmoid, not silu.
     """
 
     next_row: Item
@@ -153,6 +154,7 @@ class OutputJob(NamedTuple):
     skipped: Item = 0
     skipped_stride: Item = 0
     d: Item = 0
+    is_sigmoid: Item = 0
 
 
 MOST_VECTORS = 4

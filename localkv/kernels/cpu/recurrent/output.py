@@ -5,51 +5,21 @@ A token's result does not depend on other tokens.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numba import cfunc, njit
+from numba import cfunc
 
 from localkv.kernels.cpu.linear.row_norm import norm_row
 from localkv.kernels.cpu.recurrent.jobs import OutputJob
-from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
+from localkv.simd.activations import sigmoid, silu
+from localkv.simd.arithmetic import fma, mul
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, reader, store_f32, take_next
 
 read_output_job = reader(OutputJob)
 
 
-@njit
-def silu(x: Any) -> Any:
-    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
-    return div(x, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
-
-
-@njit
-def sigmoid(x: Any) -> Any:
-    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
-    return div(one, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
-
-
-@cfunc("void(int64, int64)", error_model="numpy")
-def normed_then_sigmoid(address: Address, thread: Count) -> None:
-    """x = norm(x) * sigmoid(z), each group for itself (`OutputJob`)."""
-    job = read_output_job(address)
-    while True:
-        row = take_next(address)
-        if row >= job.n_tokens:
-            break
-        for group in range(job.n_groups):
-            x = job.x + 4 * (row * job.n_groups + group) * job.n
-            z = job.z + row * job.z_stride + 4 * group * job.n
-            norm_row(x, job.n, job.weight + group * job.weight_stride, get_f32(job.eps, 0), x)
-            for i in range(0, job.n, 16):
-                store_f32(x, i, mul(load_f32(x, i), sigmoid(load_f32(z, i))))
-
-
 @cfunc("void(int64, int64)", error_model="numpy")
 def normed_then_gated(address: Address, thread: Count) -> None:
-    """x = norm(x) * silu(z), each group for itself (`OutputJob`)."""
+    """x = norm(x) * silu(z), or the sigmoid of z, each group for itself (`OutputJob`)."""
     job = read_output_job(address)
     while True:
         row = take_next(address)
@@ -60,7 +30,8 @@ def normed_then_gated(address: Address, thread: Count) -> None:
             z = job.z + row * job.z_stride + 4 * group * job.n
             norm_row(x, job.n, job.weight + group * job.weight_stride, get_f32(job.eps, 0), x)
             for i in range(0, job.n, 16):
-                store_f32(x, i, mul(load_f32(x, i), silu(load_f32(z, i))))
+                v = load_f32(z, i)
+                store_f32(x, i, mul(load_f32(x, i), sigmoid(v) if job.is_sigmoid else silu(v)))
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

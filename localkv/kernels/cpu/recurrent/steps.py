@@ -180,9 +180,10 @@ class RecurrentSteps:
             z_stride=4 * spec.width,
             weight=Memory(norm.weight, 4 * size),
             eps=self.chains.floats(norm.spec.eps),
+            is_sigmoid=int(spec.gate_activation == "sigmoid"),
         )
-        name = "normed_then_sigmoid" if spec.gate_activation == "sigmoid" else "normed_then_gated"
-        self.chain.add(specialized(OUTPUT)[name], output, min(n_threads(), self.n_tokens))
+        worker = specialized(OUTPUT)["normed_then_gated"]
+        self.chain.add(worker, output, min(n_threads(), self.n_tokens))
 
     def _add_decays(self, alpha: Where, spec: DeltaNetSpec, weights: DeltaNetWeights) -> None:
         """Decays by channel, in the place of alpha."""
