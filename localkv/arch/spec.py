@@ -164,6 +164,10 @@ class Temperature:
     offset: int = 0
 
 
+GateActivation = Literal["sigmoid", "softplus"]
+"""What makes factors of attention's output of a gate."""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Attention of grouped queries.
@@ -206,7 +210,7 @@ class AttentionSpec:
     sinks: str | None = None
     gated: bool = False
     head_gated: bool = False
-    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    gate_activation: GateActivation = "sigmoid"
     output_scale: float = 1.0
     value_from_key: bool = False
     kv_from: int | None = None

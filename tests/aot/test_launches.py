@@ -31,6 +31,8 @@ from localkv.sampling.params import SamplingParams
 from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report, resources
 from support.aot.paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
 from support.dense_variants import MECHANISMS, dense_variant
+from support.expert_models import EXPERT_MODELS
+from support.hybrid_models import hybrid
 from support.program import Program
 from support.quick import quick
 from support.random_model import VARIANTS, variant
@@ -100,10 +102,18 @@ def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path)
     assert engine.logits([1, 2, 3]).device.type == "cpu"
 
 
+EXPERTS = ("step35", "laguna-m", "mimo2", "maple")
+HYBRIDS = ("kimi-linear", "bailingmoe3", "nemotron_h_super")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path) -> None:
-    path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.Q8_0)
+@pytest.mark.parametrize("name", [*MECHANISMS, *EXPERTS, *HYBRIDS])
+def test_architectures(name: str, gpu: PaperGpu, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    if name in MECHANISMS:
+        dense_variant(name).write(path, GGMLType.Q8_0)
+    else:
+        (EXPERT_MODELS[name] if name in EXPERTS else hybrid(name)).write(path)
     model, _ = load_model(path, gpu.backend)
     engine = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600), n_batch=128)
     engine.warm_up()

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from localkv.arch.spec import Activation
+from localkv.arch.spec import Activation, MlpSpec
 from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 from localkv.quant_formats import WEIGHT_FORMATS
 from support.aot.aot_report import ARCHS, BUDGET_FACTOR, ONE_TOKEN_FACTOR, SHARED_KIB, gpus_in_turn
@@ -179,8 +179,10 @@ def test_what_comes_with_a_product(n_tokens: int) -> None:
     check(linear_build(86, ("f16",), n_tokens, epilogue=True), n_tokens)
     check(linear_build(86, ("f16", "f16"), n_tokens, epilogue=True), n_tokens)
     check(gate_up_build(86, "q8_0", n_tokens, routed=False, split=True), n_tokens)
-    check(gate_up_build(86, "q8_0", n_tokens, routed=False, activation="gelu"), n_tokens)
-    check(gate_up_build(86, "q4_0", n_tokens, routed=False, activation="swiglu_oai"), n_tokens)
+    check(gate_up_build(86, "q8_0", n_tokens, routed=False, block=MlpSpec(96, "gelu")), n_tokens)
+    check(
+        gate_up_build(86, "q4_0", n_tokens, routed=False, block=MlpSpec(96, "swiglu_oai")), n_tokens
+    )
 
 
 @gpus_in_turn("activation,n_tokens", [*product(("relu2", "xielu"), (ONE, MANY))], (86, 90, 120))
@@ -211,10 +213,22 @@ def test_experts_gate_and_up(arch: int, n_tokens: int) -> None:
 def test_experts_of_gpt_oss(arch: int, n_tokens: int) -> None:
     """MXFP4, biases of each expert, and its clamped SwiGLU."""
     build = gate_up_build(
-        arch, "mxfp4", n_tokens, routed=True, activation="swiglu_oai", biased=True
+        arch, "mxfp4", n_tokens, routed=True, block=MlpSpec(96, "swiglu_oai"), biased=True
     )
     check(build, n_tokens)
     check(experts_down_build(arch, "mxfp4", n_tokens, biased=True), n_tokens)
+
+
+LIMITED = (MlpSpec(96, limit=7.0), MlpSpec(96, limit=7.0, limits_gate=True))
+
+
+@gpus_in_turn("block,n_tokens", [*product(LIMITED, (ONE, MANY))])
+def test_limited_experts(arch: int, block: MlpSpec, n_tokens: int) -> None:
+    """Step 3.5's SwiGLU, and Maple's; of the shared one, too."""
+    most_local = 2 if n_tokens == ONE else 0
+    build = gate_up_build(arch, "q4_K", n_tokens, routed=True, block=block)
+    check(build, n_tokens, most_local=most_local)
+    check(gate_up_build(arch, "q8_0", n_tokens, routed=False, block=block), n_tokens)
 
 
 @gpus_in_turn("n_tokens", [MANY, ONE, FEW])

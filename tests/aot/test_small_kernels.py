@@ -111,17 +111,25 @@ def test_rotation(arch: int, head_dim: int, width: int, block: int) -> None:
     check(rotate_kernel, arch, sizes, 4)
 
 
-@pytest.mark.parametrize("arch", quick(ARCHS, [90]))
-def test_gate(arch: int) -> None:
-    gate: dict[str, Any] = {"HEAD_DIM": 256, "WIDTH": 256, "STRIDE": 512, "ROWS": HEADS}
-    check(gate_kernel, arch, gate, 4)
+GATES: dict[str, dict[str, Any]] = {
+    "channels": {"HEAD_DIM": 256, "STRIDE": 512, "BY_HEAD": False, "SOFTPLUS": False},
+    "heads": {"HEAD_DIM": 128, "STRIDE": 1, "BY_HEAD": True, "SOFTPLUS": False},
+    "softplus": {"HEAD_DIM": 128, "STRIDE": 1, "BY_HEAD": True, "SOFTPLUS": True},
+    "softplus of channels": {"HEAD_DIM": 128, "STRIDE": 256, "BY_HEAD": False, "SOFTPLUS": True},
+}
 
 
-@gpus_in_turn("predicts", [True, False])
-def test_scan(arch: int, predicts: bool) -> None:
-    """Memories of Qwen 3.5's size, and of Granite 4's."""
+@gpus_in_turn("gate", [*GATES])
+def test_gate(arch: int, gate: str) -> None:
+    constants = {**GATES[gate], "WIDTH": GATES[gate]["HEAD_DIM"], "ROWS": HEADS}
+    check(gate_kernel, arch, constants, 4)
+
+
+@gpus_in_turn("predicts,by_row", [(True, False), (False, False), (True, True)])
+def test_scan(arch: int, predicts: bool, by_row: bool) -> None:
+    """Memories of Qwen 3.5's size, of Granite 4's, and of Kimi Linear's."""
     rows, columns = (128, 128) if predicts else (128, 64)
-    sizes = {"ROWS": rows, "N_ROWS": rows, "N_COLUMNS": columns}
+    sizes = {"ROWS": rows, "N_ROWS": rows, "N_COLUMNS": columns, "BY_ROW": by_row}
     constants = {**sizes, "COLUMNS": columns_of(rows, columns)}
     if not predicts:
         constants["beta_ptr"] = None

@@ -36,7 +36,7 @@ def test_the_packed_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             *products.linears(x, (one,), residual),
             *products.linears(x, (one,), block=block),
             *products.linears(x, (one, other)),
-            products.gate_up(x, one, other, "silu"),
+            products.gate_up(x, one, other, MlpSpec(one.weight.shape[0])),
         ]
 
     for got, want in zip(made(TOKENS), made(TOKENS + 1), strict=True):

@@ -186,6 +186,8 @@ def biases(layer: MoeWeights, n_ff: int) -> MoeWeights:
         {"gating": "sigmoid", "weighs_input": True, "renormalise": False},
         {"activation": "gelu"},
         {"activation": "relu2", "gated": False},
+        {"limit": 0.6},
+        {"limit": 0.6, "limits_gate": True},
     ],
     ids=str,
 )
@@ -219,6 +221,37 @@ def test_shared_expert_of_another_activation(gated: bool) -> None:
     moe = MoeSpec(N_EXPERTS, 2, N_FF, n_ff_shared=96, activation="relu2", gated=gated)
     want = moe_mlp(x.double(), unprepared(layer), moe)
     assert error(gpu_moe.moe_mlp(x, layer, moe), want) < 3 * EXACT
+
+
+@pytest.mark.parametrize("limits_gate", [False, True])
+def test_limits_of_the_shared_expert(limits_gate: bool) -> None:
+    """It has one of its own."""
+    layer, x = experts_of("q4_0", "q5_1", shared=True), torch.randn(1, N_EMBD)
+    limits = {"limit": 0.5, "shared_limit": 0.9, "limits_gate": limits_gate}
+    moe = MoeSpec(N_EXPERTS, 2, N_FF, n_ff_shared=96, **limits)
+    want = moe_mlp(x.double(), unprepared(layer), moe)
+    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < 3 * EXACT
+    plain = moe_mlp(x.double(), unprepared(layer), replace(moe, shared_limit=0.0))
+    assert error(plain.float(), want) > 1e-2
+
+
+@pytest.mark.parametrize("n_tokens", [1, pytest.param(19, marks=pytest.mark.slow)])
+def test_experts_that_read_a_latent(n_tokens: int) -> None:
+    """Beside a shared expert, which reads the row itself, its gate and the residual."""
+    latent, layer = 64, experts_of("q4_0", "q4_0", shared=True, gated=True)
+    layer = replace(
+        layer,
+        ffn_gate_exps=prepared("q4_0", N_EXPERTS, N_FF, latent, seed=2),
+        ffn_up_exps=prepared("q4_0", N_EXPERTS, N_FF, latent, seed=3),
+        ffn_down_exps=prepared("q4_0", N_EXPERTS, latent, N_FF, seed=4),
+        ffn_latent_down=Linear(prepared("q8_0", latent, N_EMBD, seed=7)),
+        ffn_latent_up=Linear(prepared("q8_0", N_EMBD, latent, seed=8)),
+    )
+    x, residual = torch.randn(n_tokens, N_EMBD), torch.randn(n_tokens, N_EMBD)
+    moe = MoeSpec(N_EXPERTS, 3, n_ff=N_FF, n_ff_shared=96, latent_dim=latent)
+    want = moe_mlp(x.double(), unprepared(layer), moe)
+    got = gpu_moe.moe_mlp(x, layer, moe, residual=residual)
+    assert error(got - residual, want) < (5e-5 if n_tokens == 1 else 3e-3)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "f16"])

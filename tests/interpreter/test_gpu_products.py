@@ -142,7 +142,7 @@ def test_rows_that_several_programs_share(n_tokens: int, monkeypatch: pytest.Mon
     got = linears(x, (gate,), residual=residual)[0]
     assert error(got, y_gate + residual) < limit("q8_0", n_tokens)
     want = torch.nn.functional.silu(y_gate) * y_up
-    assert error(gate_up(x, gate, up), want) < 3 * limit("q8_0", n_tokens)
+    assert error(gate_up(x, gate, up, MlpSpec(50)), want) < 3 * limit("q8_0", n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5])
@@ -170,20 +170,25 @@ def test_gate_and_up(names: tuple[str, str], n_tokens: int) -> None:
     gate, up = (Linear(prepared(name, 50, 256, seed=i)) for i, name in enumerate(names))
     x = torch.randn(n_tokens, 256)
     want = torch.nn.functional.silu(product(x, gate.weight)) * product(x, up.weight)
-    assert error(gate_up(x, gate, up), want) < 3 * limit(names[0], n_tokens)
+    assert error(gate_up(x, gate, up, MlpSpec(50)), want) < 3 * limit(names[0], n_tokens)
 
 
 XIELU = XieluParams(alpha_p=0.8, alpha_n=-0.3, beta=0.5, eps=-1e-6)
 BLOCKS = [MlpSpec(50, name) for name in GATED] + [
     MlpSpec(50, name, gated=False, xielu=XIELU if name == "xielu" else None) for name in PLAIN
 ]
+BLOCKS += [MlpSpec(50, limit=0.7), MlpSpec(50, limit=0.9, limits_gate=True)]
 
 
 @pytest.mark.parametrize(
     "split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "split"]
 )
 @pytest.mark.parametrize(
-    "block", BLOCKS, ids=lambda b: f"{b.activation}{'' if b.gated else ' alone'}"
+    "block",
+    BLOCKS,
+    ids=lambda b: (
+        b.activation + " alone" * (not b.gated) + " limited" * bool(b.limit) * (1 + b.limits_gate)
+    ),
 )
 def test_activations(block: MlpSpec, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the product, or of rows that several programs share; values near 0 and far from it."""

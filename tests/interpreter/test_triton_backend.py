@@ -27,6 +27,9 @@ from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of
 from support.dense_variants import MECHANISMS, dense_variant
+from support.expert_models import EXPERT_MODELS
+from support.expert_models import IDS as EXPERT_IDS
+from support.f32_copy import f32_copy
 from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
 from support.quick import quick
 from support.random_gemma import RandomGemma
@@ -70,6 +73,30 @@ def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> No
     want = logits(path, reference_backend(torch.float64), IDS, "f32")
     assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < 1e-9
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
+
+
+EXPERTS = ["step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+"""Experts beside gates of heads, heads of V that are narrower than K's, and limits."""
+
+
+@pytest.mark.parametrize("name", quick(EXPERTS, ["mimo2"]))
+def test_gates_of_heads_narrow_values_and_limits(name: str, tmp_path: Path) -> None:
+    """A prompt and tokens behind it. A value at an edge of a packed cache's codes may send a token
+    to another expert, so the median row counts there."""
+    path = f32_copy(EXPERT_MODELS[name].write(tmp_path / "f16.gguf"), tmp_path / "f32.gguf")
+    ids = EXPERT_IDS[:24]
+    for pair in (("f32", "f32"), ("q8_0", "q8_0")):
+        want, got = (
+            run(model, new_cache(model, SegmentSpec(*pair)), ids, chunk=22)
+            for model in (
+                load_model(path, backend)[0]
+                for backend in (reference_backend(torch.float64), triton_backend("cpu"))
+            )
+        )
+        if pair[0] == "f32":
+            assert nmse(got, want) < 1e-9
+        rows = [nmse(one, other) for one, other in zip(got, want, strict=True)]
+        assert np.median(rows) < 5e-4
 
 
 FAMILIES = [("q8_0", "q4_0"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3_token", "fp8_e4m3_token")]

@@ -20,7 +20,7 @@ from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_experts, check_planes
 from localkv.kernels.gpu.products.activations import Activations, row_warps
-from localkv.kernels.gpu.products.epilogues import GATED
+from localkv.kernels.gpu.products.epilogues import activation_numbers, epilogue, softplus
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.products import (
     activations,
@@ -67,7 +67,7 @@ def _expert_rows(expert, n_rows, stack_rows, start, ROWS: tl.constexpr, WIDE: tl
 
 @triton.jit
 def experts_gate_up_kernel(
-    x_ptr, restore_ptr, weights_ptr, out_ptr, expert_ptr, first_ptr, end_ptr, order_ptr,
+    x_ptr, restore_ptr, weights_ptr, out_ptr, expert_ptr, first_ptr, end_ptr, order_ptr, numbers,
     n_experts, n_in, n_rows, stack_rows, up_start,
     gate_planes, gate_scale, gate_bias_ptr, up_planes, up_scale, up_bias_ptr,
     N_USED: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -76,7 +76,7 @@ def experts_gate_up_kernel(
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """ACTIVATION(gate, up) of each pair's token and expert: [pairs, n_rows].
+    """ACTIVATION(gate, up, `numbers`) of each pair's token and expert: [pairs, n_rows].
     Grid: (tiles of rows, tiles of pairs).
 
     Without a GATE up takes its place, and 1 its own. Biases, of `stack_rows` each, may be None.
@@ -105,9 +105,9 @@ def experts_gate_up_kernel(
         if up_bias_ptr is not None:
             up += tl.load(up_bias_ptr + row)[:, None]
         if GATE is not None:
-            y = ACTIVATION(gate, up)
+            y = ACTIVATION(gate, up, numbers)
         else:
-            y = ACTIVATION(up, 1.0)
+            y = ACTIVATION(up, 1.0, numbers)
         at = pair.to(tl.int64)[None, :] * n_rows + out_row[:, None]
         tl.store(out_ptr + at, y, mask=(out_row < n_rows)[:, None] & ok[None, :])
 
@@ -174,15 +174,6 @@ LEAST_WEIGHT_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 
 
 @triton.jit
-def _softplus(x):
-    """log(1 + exp(x)), exact for small results, too (`log1p` as of Kahan); x itself from 20 on."""
-    e = tl.exp(tl.minimum(x, 20.0))
-    sum = 1.0 + e
-    below = tl.where(sum == 1.0, e, tl.log(sum) * (e / tl.where(sum == 1.0, 1.0, sum - 1.0)))
-    return tl.where(x > 20.0, x, below)
-
-
-@triton.jit
 def _shares(logits, GATING: tl.constexpr):
     if GATING == "softmax":
         p = tl.exp(logits - tl.max(logits, 0))
@@ -190,7 +181,7 @@ def _shares(logits, GATING: tl.constexpr):
     elif GATING == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-logits))
     elif GATING == "sqrt_softplus":
-        return tl.sqrt(_softplus(logits))
+        return tl.sqrt(softplus(logits))
     else:
         return logits
 
@@ -424,6 +415,7 @@ def expert_products(
         weights if moe.weighs_input else None,
         hidden,
         *tables,
+        activation_numbers(moe.expert),
         n_experts,
         n_embd,
         n_ff,
@@ -436,7 +428,7 @@ def expert_products(
         up.scale,
         stacks.up_bias,
         N_USED=n_used,
-        ACTIVATION=GATED[moe.activation],
+        ACTIVATION=epilogue(moe.expert),
         GATE=None if gate is None else gate.layout.read,
         GATE_UNIT=None if gate is None else gate.layout.unit,
         UP=up.layout.read,
@@ -509,6 +501,41 @@ def stack_products(x: Tensor, experts: Tensor, stack: PackedTensor) -> Tensor:
     return out
 
 
+def combined(
+    pairs: Tensor,
+    n_used: int,
+    residual: Tensor | None = None,
+    shared: Tensor | None = None,
+    gate: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The sum of each token's rows: float32 [tokens, n].
+
+    Args:
+        pairs: float32 [tokens * n_used, n].
+        residual, shared: float32 [tokens, n] to be added, or None.
+        gate: rows [tokens, n] and float32 [n], the sigmoid of whose products is a factor on
+            `shared`, or None.
+    """
+    n = pairs.shape[1]
+    out = pairs.new_empty(len(pairs) // n_used, n)
+    width = triton.next_power_of_2(n)
+    launch(
+        combine_kernel,
+        (len(out),),
+        pairs,
+        residual,
+        shared,
+        None if gate is None else gate[0],
+        None if gate is None else gate[1],
+        out,
+        n,
+        N_USED=n_used,
+        N=width,
+        num_warps=row_warps(width),
+    )
+    return out
+
+
 def moe_mlp(
     x: Tensor,
     layer: MoeWeights,
@@ -523,26 +550,13 @@ def moe_mlp(
     """
     logits = linear(x if routed is None else routed, layer.ffn_gate_inp)
     experts, weights = route(logits, moe, layer.exp_probs_b)
-    pairs = expert_products(x, experts, weights, layer, moe)
+    read = x if layer.ffn_latent_down is None else linear(x, layer.ffn_latent_down)
+    pairs, n_used = expert_products(read, experts, weights, layer, moe), moe.n_experts_used
+    if layer.ffn_latent_up is not None:
+        pairs, n_used = linear(combined(pairs, n_used), layer.ffn_latent_up), 1
     shared = None
     if layer.shared is not None:
         hidden = hidden_rows(x, None, layer.shared, moe.shared)
         shared = scaled(linear(hidden, layer.shared.ffn_down), moe.shared_scale)
-    n_tokens, n = x.shape
-    out = torch.empty_like(pairs[:n_tokens])
-    width = triton.next_power_of_2(n)
-    launch(
-        combine_kernel,
-        (n_tokens,),
-        pairs,
-        residual,
-        shared,
-        x,
-        layer.ffn_gate_inp_shexp,
-        out,
-        n,
-        N_USED=moe.n_experts_used,
-        N=width,
-        num_warps=row_warps(width),
-    )
-    return out
+    gate = None if layer.ffn_gate_inp_shexp is None else (x, layer.ffn_gate_inp_shexp)
+    return combined(pairs, n_used, residual, shared, gate)

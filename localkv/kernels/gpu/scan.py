@@ -25,10 +25,12 @@ def scan_kernel(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, memory_ptr, start_ptr, slot_ptr, out_ptr,
     n_heads, slot_stride,
     ROWS: tl.constexpr, N_ROWS: tl.constexpr, N_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):  # fmt: skip
     """M <- decay * M + k (x) added, out = M^T q, for each token; M is [N_ROWS, N_COLUMNS].
 
-    What is added is v, or beta * (v - M^T k) unless `beta_ptr` is None.
+    What is added is v, or beta * (v - M^T k) unless `beta_ptr` is None. Each row of M has a decay
+    of its own if BY_ROW.
     Grid (parts of COLUMNS columns, heads, sequences).
     """
     head = tl.program_id(1).to(tl.int64)
@@ -46,7 +48,11 @@ def scan_kernel(
         key = tl.load(k_ptr + place * N_ROWS + row, mask=in_rows, other=0.0)
         query = tl.load(q_ptr + place * N_ROWS + row, mask=in_rows, other=0.0)
         added = tl.load(v_ptr + place * N_COLUMNS + column, mask=in_columns, other=0.0)
-        memory *= tl.load(decay_ptr + place)
+        if BY_ROW:
+            decay = tl.load(decay_ptr + place * N_ROWS + row, mask=in_rows, other=0.0)
+            memory *= decay[:, None]
+        else:
+            memory *= tl.load(decay_ptr + place)
         if beta_ptr is not None:
             predicted = tl.sum(memory * key[:, None], 0)
             added = (added - predicted) * tl.load(beta_ptr + place)
@@ -83,7 +89,8 @@ def scan(
     check_array("q", q, "float32", n_tokens, n_heads, n_rows)
     check_array("k", k, "float32", n_tokens, n_heads, n_rows)
     check_array("v", v, "float32", n_tokens, n_heads, n_columns)
-    check_array("decay", decay, "float32", n_tokens, n_heads)
+    by_row = decay.ndim == 3
+    check_array("decay", decay, "float32", n_tokens, n_heads, *([n_rows] if by_row else []))
     if beta is not None:
         beta = beta.contiguous()
         check_array("beta", beta, "float32", n_tokens, n_heads)
@@ -95,6 +102,6 @@ def scan(
         q, k, v, decay, beta, memory, batch.start_table, batch.slots, out,
         n_heads, memory.stride(0),
         ROWS=triton.next_power_of_2(n_rows), N_ROWS=n_rows, N_COLUMNS=n_columns, COLUMNS=columns,
-        num_warps=4,
+        BY_ROW=by_row, num_warps=4,
     )  # fmt: skip
     return out

@@ -8,7 +8,6 @@ import torch
 
 from localkv.arch.spec import (
     AttentionSpec,
-    DeltaNetSpec,
     LatentAttentionSpec,
     LayerSpec,
     MlpAndMoeSpec,
@@ -27,7 +26,7 @@ from localkv.kernels.gpu.footprint import MANY_TOKENS
 from localkv.kernels.gpu.group_store import repack_page_gpu
 from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.norm import norm
-from localkv.kernels.gpu.products import products
+from localkv.kernels.gpu.products import epilogues
 from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
@@ -83,15 +82,10 @@ def lacks(layer: LayerSpec) -> str:
         return reason
     if isinstance(layer.mixer, LatentAttentionSpec) and (reason := latents.why_not(layer.mixer)):
         return reason
-    if isinstance(layer.mixer, DeltaNetSpec) and layer.mixer.fades_by_channel:
-        return "delta nets whose memories fade by channel"
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
-    if layer.moe is not None and layer.moe.latent_dim:
-        return "experts that read a latent"
-    if layer.moe is not None and (layer.moe.limit or layer.moe.shared_limit):
-        return "experts whose SwiGLU has a limit"
-    return "" if layer.mlp is None else products.why_not(layer.mlp)
+    blocks = (layer.mlp, layer.moe and layer.moe.expert, layer.moe and layer.moe.shared)
+    return next(filter(None, (epilogues.why_not(block) for block in blocks if block)), "")
 
 
 def triton_backend(device: torch.device | str = "cuda") -> Backend:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from localkv.arch.spec import Activation
+from localkv.arch.spec import Activation, MlpSpec
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.moe import experts_down_kernel, experts_gate_up_kernel
-from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
+from localkv.kernels.gpu.products.epilogues import PLAIN, epilogue
 from localkv.kernels.gpu.products.products import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
 from localkv.quant_formats import FORMATS
@@ -209,6 +209,9 @@ def linear_build(
     return _built(linear_kernel, arch, types, constants, sizes, names)
 
 
+PLAIN_BLOCK = MlpSpec(N_OUT)
+
+
 @cache
 def gate_up_build(
     arch: int,
@@ -217,7 +220,7 @@ def gate_up_build(
     *,
     routed: bool,
     split: bool = False,
-    activation: Activation = "silu",
+    block: MlpSpec = PLAIN_BLOCK,
     biased: bool = False,
 ) -> Build:
     """`gate_up_kernel`, or the one for routed experts, sorted where there are many tokens."""
@@ -235,9 +238,10 @@ def gate_up_build(
         **dict.fromkeys(("gate_planes", "up_planes"), plane_types(name)),
         **dict.fromkeys(("gate_scale", "up_scale"), "fp32"),
         "out_ptr": "*fp32",
+        "numbers": ("fp32",) * bool(block.limit),
     }
     if routed:
-        constants |= {"N_USED": 8, "ACTIVATION": GATED[activation]}
+        constants |= {"N_USED": 8, "ACTIVATION": epilogue(block)}
         absent = () if biased else ("gate_bias_ptr", "up_bias_ptr")
         constants |= dict.fromkeys((*absent, "weights_ptr"))
         types |= dict.fromkeys(("stack_rows", "up_start"), "i32")
@@ -245,7 +249,7 @@ def gate_up_build(
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
     constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
-    constants["ACTIVATION"] = GATED[activation]
+    constants["ACTIVATION"] = epilogue(block)
     return _built(gate_up_kernel, arch, types, constants, sizes, (name,))
 
 

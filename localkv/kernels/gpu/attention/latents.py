@@ -42,6 +42,7 @@ from localkv.kernels.gpu.attention.softmax import (
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.footprint import FEW_TOKENS, MOST_CHANNELS, MOST_SPLITS
 from localkv.kernels.gpu.group_store import pack_groups_gpu, rotate_gpu
+from localkv.kernels.gpu.grouped_attention import gated, head_gate
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.moe import stack_products
 from localkv.kernels.gpu.products.products import linears, normed
@@ -359,7 +360,7 @@ def why_not(spec: LatentAttentionSpec) -> str:
     """What no kernel does, in words; empty if there is nothing."""
     if spec.latent_dim > MOST_CHANNELS:
         return f"latents of {spec.latent_dim} channels, of {MOST_CHANNELS} at most"
-    return "latent attention with a gate for each head" if spec.head_gated else ""
+    return ""
 
 
 def latent_attention(
@@ -399,7 +400,10 @@ def latent_attention(
     run = partial(segment_latents, gpu)
     absorbed = head_products(plain, weights.attn_k_b)
     out = attend(run, absorbed, q_rotated, cache, batch, attn.params, rotate=rotate_gpu)
-    return head_products(out, weights.attn_v_b).flatten(1)
+    values = head_products(out, weights.attn_v_b)
+    if weights.attn_gate is not None:
+        values = gated(values, head_gate(x, layer, weights.attn_gate))
+    return values.flatten(1)
 
 
 def head_products(x: Tensor, stack: PackedTensor) -> Tensor:

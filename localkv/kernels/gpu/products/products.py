@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.arch.spec import Activation, MlpSpec
+from localkv.arch.spec import MlpSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.footprint import DECODED_BYTES, MANY_TOKENS
@@ -29,7 +29,7 @@ from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
 from localkv.kernels.gpu.norm import norm, norm_packed
 from localkv.kernels.gpu.products.activations import Activations, pack_rows
-from localkv.kernels.gpu.products.epilogues import GATED, PLAIN, activation_numbers
+from localkv.kernels.gpu.products.epilogues import PLAIN, activation_numbers, epilogue
 from localkv.kernels.gpu.products.plane_tensor import LEAST_COLUMNS, PlaneTensor
 from localkv.kernels.gpu.products.tile import half_values, part_columns, product
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
@@ -148,14 +148,15 @@ def linear_kernel(
 
 @triton.jit(do_not_specialize=["n_tokens", "split_stride"])
 def gate_up_kernel(
-    x_ptr, restore_ptr, out_ptr, n_tokens, n_in, n_rows, split_stride,
+    x_ptr, restore_ptr, out_ptr, numbers, n_tokens, n_in, n_rows, split_stride,
     gate_planes, gate_scale, gate_bias_ptr, up_planes, up_scale, up_bias_ptr,
     GATE: tl.constexpr, GATE_UNIT: tl.constexpr, UP: tl.constexpr, UP_UNIT: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr,
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr, SPLIT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """ACTIVATION(gate, up), [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
+    """ACTIVATION(gate, up, `numbers`), [n_tokens, n_rows].
+    Grid: (tiles of rows, tiles of tokens, splits).
 
     With SPLIT the two stay separate, for they must be whole first: [splits, 2, n_tokens, n_rows].
     """
@@ -182,7 +183,7 @@ def gate_up_kernel(
         tl.store(out_ptr + at, gate, mask=ok)
         tl.store(out_ptr + n_tokens.to(tl.int64) * n_rows + at, up, mask=ok)
     else:
-        tl.store(out_ptr + at, ACTIVATION(gate, up), mask=ok)
+        tl.store(out_ptr + at, ACTIVATION(gate, up, numbers), mask=ok)
 
 
 def planes_of(weight: PackedTensor) -> PlaneTensor:
@@ -339,10 +340,8 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return linears(x, (layer,))[0]
 
 
-def gate_up(
-    x: Tensor | Activations, gate: Linear, up: Linear, activation: Activation = "silu"
-) -> Tensor:
-    """activation(gate(x), up(x)), float32 [tokens, n_ff]; see `epilogues.GATED`."""
+def gate_up(x: Tensor | Activations, gate: Linear, up: Linear, block: MlpSpec) -> Tensor:
+    """activation(gate(x), up(x)), float32 [tokens, n_ff], without the block's `sparsity`."""
     weights = [planes_of(gate.weight), planes_of(up.weight)]
     packed = activations(x, weights)
     check_products(packed.values, weights, (gate, up))
@@ -351,7 +350,13 @@ def gate_up(
     if weights[1].shape[0] != n_out:
         raise BoundsError(f"{n_out} rows of gate and {weights[1].shape[0]} of up")
     if decodes(n_tokens, weights):
-        return decoded_product(packed, weights, (gate.bias, up.bias), gated=GATED[activation])
+        return decoded_product(
+            packed,
+            weights,
+            (gate.bias, up.bias),
+            gated=epilogue(block),
+            numbers=activation_numbers(block),
+        )
     sizes = sizes_for(n_tokens, n_out, weights)
     shape = (n_tokens, n_out) if sizes.n_splits == 1 else (sizes.n_splits, 2, n_tokens, n_out)
     out = packed.values.new_empty(shape, dtype=torch.float32)
@@ -362,6 +367,7 @@ def gate_up(
         packed.values,
         packed.restore,
         out,
+        activation_numbers(block),
         n_tokens,
         n_in,
         n_out,
@@ -377,21 +383,14 @@ def gate_up(
         UP=weights[1].layout.read,
         UP_UNIT=weights[1].layout.unit,
         SPLIT=sizes.n_splits > 1,
-        ACTIVATION=GATED[activation],
+        ACTIVATION=epilogue(block),
         **launch_constants(sizes, weights),
     )
     if sizes.n_splits == 1:
         return out
     gate_sum, up_sum = out.sum(0).unbind(0)
-    hidden: Tensor = activate(gate_sum, up_sum, MlpSpec(n_out, activation))
+    hidden: Tensor = activate(gate_sum, up_sum, block)
     return hidden
-
-
-def why_not(spec: MlpSpec) -> str:
-    """What a block has that no kernel does, in words; empty if there is nothing."""
-    if spec.activation not in (GATED if spec.gated else PLAIN):
-        return f"{spec.activation} {'with' if spec.gated else 'without'} a gate"
-    return "a SwiGLU with a limit" if spec.limit else ""
 
 
 def hidden_rows(source: Tensor, by: Norm | None, weights: MlpWeights, spec: MlpSpec) -> Tensor:
@@ -403,7 +402,7 @@ def hidden_rows(source: Tensor, by: Norm | None, weights: MlpWeights, spec: MlpS
     pair = (weights.ffn_gate, weights.ffn_up)
     h = normed(source, by, pair)
     if not spec.sparsity:
-        return gate_up(h, *pair, spec.activation)
+        return gate_up(h, *pair, spec)
     gate, up = linears(h, pair)
     hidden: Tensor = activate(gate, up, spec)
     return hidden
@@ -481,7 +480,8 @@ def finish_kernel(
 ):  # fmt: skip
     """Grid: (tokens, tiles of columns). Sums [tokens, n] become outputs, which lie `n_out` apart.
 
-    GATED(a, b) of two sums, or ACTIVATION(a, `numbers`) and the residual of one, if there are any.
+    GATED(a, b, `numbers`) of two sums, or ACTIVATION(a, `numbers`) and the residual of one, if
+    there are any.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -494,7 +494,7 @@ def finish_kernel(
         up = tl.load(b_ptr + token * n + column, mask=ok, other=0.0) * (1.0 / b_scale) * restore
         if b_bias_ptr is not None:
             up += tl.load(b_bias_ptr + column, mask=ok, other=0.0)
-        y = GATED(y, up)
+        y = GATED(y, up, numbers)
     if ACTIVATION is not None:
         y = ACTIVATION(y, numbers)
     if residual_ptr is not None:
@@ -517,8 +517,9 @@ def decoded_product(
     Args:
         biases: float32 [n_out] or None, for each matrix.
         residual: float32 [tokens, n_out], added last.
-        activation, numbers: of one matrix's product: a function of `epilogues.PLAIN`.
-        gated: of two: one of `epilogues.GATED`.
+        activation: of one matrix's product: a function of `epilogues.PLAIN`.
+        gated: of two: what `epilogue` gives.
+        numbers: `activation_numbers`.
     """
     n_tokens, n_in = x.values.shape
     n_out = weights[0].shape[0]
