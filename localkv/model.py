@@ -467,6 +467,8 @@ class Transformer:
             x = with_laurel(backend, x, source, weights)
         if weights.attn_sum_norm is not None:
             x = backend.norm(x, weights.attn_sum_norm)
+        if weights.attn_norm_2 is not None:
+            x = backend.norm(x + source, weights.attn_norm_2)
         if spec.ffn is not None:
             x = backend.ffns[type(spec.ffn)](x, source, weights, spec)
         if weights.ffn_sum_norm is not None:

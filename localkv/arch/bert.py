@@ -1,17 +1,33 @@
 """Encoders: BERT and its kin, whose tokens see all of their text.
 
-After llama.cpp's `src/models/bert.cpp`.
+After the files of llama.cpp's `src/models/` that bear the architectures' names.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from localkv.arch import plain
+from localkv.arch.experts import dense, experts
 from localkv.arch.facts import Facts
-from localkv.arch.spec import EncoderAttentionSpec, LayerSpec, ModelSpec
+from localkv.arch.spec import (
+    Activation,
+    AttentionSpec,
+    EncoderAttentionSpec,
+    Ffn,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+)
+from localkv.arch.windows import layers_with_windows, window_rope, windows
 from localkv.errors import ModelFileError
+
+JINA_ALIBI = 8.0
+MODERN_PERIOD, GEMMA_PERIOD = 3, 6
+WINDOW_THETA = 10000.0
 
 
 def _rows(facts: Facts, tensor: str) -> int:
@@ -26,41 +42,173 @@ def _rows(facts: Facts, tensor: str) -> int:
     return shape[0] if len(shape) > 1 else 1
 
 
-def _token_types(facts: Facts) -> int:
-    """Rows of `token_types`, 0 if the file has none."""
-    name = "token_types.weight"
-    return _rows(facts, name) if name in facts.shapes else 0
+def _sums_normed(
+    facts: Facts, attention: AttentionSpec, ffns: Sequence[Ffn], *, alibi: float = 0.0, **more: Any
+) -> ModelSpec:
+    """BERT's layers, which norm their sums. The last one's second norm is the model's last.
 
-
-def _model(facts: Facts, layer: LayerSpec, **changes: Any) -> ModelSpec:
-    """Layers that norm their sums. The last one's second norm is the model's last."""
-    last = replace(layer, ffn_sum_norm=None)
-    final = facts.layer_norm(f"blk.{facts.n_layers - 1}.layer_output_norm")
-    return plain.encoder(
-        facts,
-        [layer] * (facts.n_layers - 1) + [last],
-        output_norm=final,
-        n_token_types=_token_types(facts),
-        embedding_norm=facts.layer_norm("token_embd_norm"),
-        **changes,
-    )
-
-
-def _layer(facts: Facts, *, rotates: bool, gated: bool) -> LayerSpec:
-    attention = plain.attention(facts, interleaved=False)
-    if not rotates:
-        attention = replace(attention, rope=None)
-    return LayerSpec(
-        EncoderAttentionSpec(attention),
-        plain.mlp(facts, "silu" if gated else "gelu", gated=gated),
+    Args:
+        attention: of each layer.
+        ffns: of all layers.
+        alibi: see `EncoderAttentionSpec.max_alibi_bias`.
+        more: fields of `ModelSpec`.
+    """
+    second = "blk.0.attn_norm_2.weight" in facts.shapes
+    layer = LayerSpec(
+        EncoderAttentionSpec(attention, max_alibi_bias=alibi),
+        None,
         None,
         None,
         attn_sum_norm=facts.layer_norm("attn_output_norm"),
+        attn_norm_2=facts.layer_norm("attn_norm_2") if second else None,
         ffn_sum_norm=facts.layer_norm("layer_output_norm"),
+    )
+    layers = [replace(layer, ffn=ffn) for ffn in ffns]
+    layers[-1] = replace(layers[-1], ffn_sum_norm=None)
+    types = "token_types.weight"
+    return plain.encoder(
+        facts,
+        layers,
+        output_norm=facts.layer_norm(f"blk.{facts.n_layers - 1}.layer_output_norm"),
+        n_token_types=_rows(facts, types) if types in facts.shapes else 0,
+        embedding_norm=facts.layer_norm("token_embd_norm"),
+        **more,
     )
 
 
 def bert(facts: Facts) -> ModelSpec:
     """Positions are learned."""
+    attention = replace(plain.attention(facts, interleaved=False), rope=None)
+    mlp = plain.mlp(facts, "gelu", gated=False)
     n_positions = _rows(facts, "position_embd.weight")
-    return _model(facts, _layer(facts, rotates=False, gated=False), n_positions=n_positions)
+    return _sums_normed(facts, attention, [mlp] * facts.n_layers, n_positions=n_positions)
+
+
+def nomic_bert(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False)
+    return _sums_normed(facts, attention, [plain.mlp(facts)] * facts.n_layers)
+
+
+def nomic_bert_moe(facts: Facts) -> ModelSpec:
+    """Every so many layers one has experts."""
+    attention = plain.attention(facts, interleaved=False)
+    mlp = replace(dense(facts), activation="gelu", gated=False)
+    every = facts.integer("moe_every_n_layers", 0)
+    ffns: list[Ffn] = [mlp] * facts.n_layers
+    if every:
+        moe = experts(facts, renormalise=False, scaled=True, activation="gelu", gated=False)
+        ffns = [moe if i % every == 1 else mlp for i in range(facts.n_layers)]
+    return _sums_normed(facts, attention, ffns)
+
+
+def jina_bert_v2(facts: Facts) -> ModelSpec:
+    """Attention is biased by distance; q and k may be normed, and attention's sum twice."""
+    attention = replace(plain.attention(facts, interleaved=False), rope=None)
+    if "blk.0.attn_q_norm.weight" in facts.shapes:
+        eps = facts.layer_norm("").eps
+        q_norm, k_norm = (NormSpec(f"attn_{x}_norm", "layer", eps, "row") for x in "qk")
+        attention = replace(attention, q_norm=q_norm, k_norm=k_norm)
+    mlp = plain.mlp(facts, "gelu")
+    if "blk.0.ffn_gate.weight" not in facts.shapes:
+        is_fused = _rows(facts, "blk.0.ffn_up.weight") == 2 * mlp.n_ff
+        mlp = replace(mlp, gated=is_fused)
+    return _sums_normed(facts, attention, [mlp] * facts.n_layers, alibi=JINA_ALIBI)
+
+
+def jina_bert_v3(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False)
+    mlp = plain.mlp(facts, "gelu", gated=False)
+    return _sums_normed(facts, attention, [mlp] * facts.n_layers)
+
+
+def to_both_sides(layer: LayerSpec) -> LayerSpec:
+    """The layer of an encoder that is one of a causal model but for what its tokens see."""
+    return replace(layer, mixer=EncoderAttentionSpec(layer.attention))
+
+
+MODERN_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "geglu": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "swiglu": "silu",
+}
+
+
+def modern_bert(facts: Facts) -> ModelSpec:
+    """The first layer's attention reads the normed embedding as it is.
+
+    Raises:
+        ModelFileError: the file has an activation that is not known, or layers that decide.
+    """
+    if facts.integer("decision.block_count", 0):
+        raise ModelFileError("a 'modern-bert' model that decides is not supported")
+    name = facts.keys.string(facts.key("hidden_activation"), default="gelu")
+    if name not in MODERN_ACTIVATIONS:
+        raise ModelFileError(f"activation {name!r} is not supported in {facts.architecture!r}")
+    attention = plain.attention(facts, interleaved=False)
+    full = attention.rope
+    assert full is not None
+    layer = plain.layer_normed(facts, attention, plain.mlp(facts, MODERN_ACTIVATIONS[name]))
+    seen = windows(facts, MODERN_PERIOD, dense_first=True)
+    rope = window_rope(facts, full, theta=WINDOW_THETA, scaled=False)
+    layers = [to_both_sides(one) for one in layers_with_windows(layer, seen, rope)]
+    if "blk.0.attn_norm.weight" not in facts.shapes:
+        layers[0] = replace(layers[0], attn_norm=None)
+    return plain.encoder(
+        facts,
+        layers,
+        output_norm=facts.layer_norm("output_norm"),
+        embedding_norm=facts.layer_norm("token_embd_norm"),
+    )
+
+
+def gemma_embedding(facts: Facts) -> ModelSpec:
+    """Gemma 3's layers.
+
+    Raises:
+        ModelFileError: the file has matrices that follow the pooling.
+    """
+    if "dense_2.weight" in facts.shapes or "dense_3.weight" in facts.shapes:
+        raise ModelFileError("matrices after the pooling (dense_2, dense_3) are not supported")
+    attention = replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
+    full = attention.rope
+    assert full is not None
+    layer = replace(
+        plain.layer(facts, attention, plain.mlp(facts, "gelu")), **plain.post_norms(facts)
+    )
+    facts.integer("attention.sliding_window")  # no default
+    rope = window_rope(facts, full, theta=WINDOW_THETA, scaled=False)
+    layers = layers_with_windows(layer, windows(facts, GEMMA_PERIOD), rope)
+    return plain.encoder(
+        facts,
+        [to_both_sides(one) for one in layers],
+        output_norm=facts.rms_norm("output_norm"),
+        embedding_scale=math.sqrt(facts.n_embd),
+        ignored_tensors=("output.",),
+    )
+
+
+def _llama_like(
+    facts: Facts, *, interleaved: bool, divisors: bool = False, output_norm: str = "output_norm"
+) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=interleaved, divisors=divisors)
+    layer = to_both_sides(plain.layer(facts, attention, plain.mlp(facts)))
+    return plain.encoder(
+        facts,
+        [layer] * facts.n_layers,
+        output_norm=facts.rms_norm(output_norm),
+        ignored_tensors=("output.",),
+    )
+
+
+def eurobert(facts: Facts) -> ModelSpec:
+    return _llama_like(facts, interleaved=False)
+
+
+def neo_bert(facts: Facts) -> ModelSpec:
+    return _llama_like(facts, interleaved=True, output_norm="enc.output_norm")
+
+
+def llama_embed(facts: Facts) -> ModelSpec:
+    return _llama_like(facts, interleaved=True, divisors=True)

@@ -146,8 +146,8 @@ def encoder(
             f"architecture {facts.architecture!r} with tokens that see only those before them is "
             "not supported"
         )
-    ignored = ("cls.", "pooler.")
-    return _model_spec(facts, layers, output_norm=output_norm, ignored_tensors=ignored, **changes)
+    changes["ignored_tensors"] = ("cls.", *changes.get("ignored_tensors", ()))
+    return _model_spec(facts, layers, output_norm=output_norm, **changes)
 
 
 def _refuse_unknown(facts: Facts) -> None:

@@ -234,9 +234,20 @@ class EncoderAttentionSpec:
     Attributes:
         attention: heads, scale, RoPE, and norms of q and k. A window of n tokens reaches n // 2
             positions to each side.
+        max_alibi_bias: logits are diminished by how far apart two tokens are, times a slope of each
+            head (ALiBi, Press et al. 2022, arXiv:2108.12409); 0 is none.
     """
 
     attention: AttentionSpec
+    max_alibi_bias: float = 0.0
+
+    @cached_property
+    def slopes(self) -> tuple[float, ...]:
+        """Of each head, as `ggml_soft_max_ext` has them."""
+        n, most = self.attention.n_heads, self.max_alibi_bias
+        base = 1 << (n.bit_length() - 1)
+        first = [2.0 ** (-most * (i + 1) / base) for i in range(base)]
+        return (*first, *(2.0 ** (-most * (2 * i + 1) / (2 * base)) for i in range(n - base)))
 
     @property
     def rope(self) -> RopeSpec | None:
@@ -587,6 +598,7 @@ class LayerSpec:
         attn_norm, ffn_norm: before each; None reads x as it is.
         post_attn_norm, post_ffn_norm: after each, before it is added; or None.
         attn_sum_norm, ffn_sum_norm: after each, of the sum; or None.
+        attn_norm_2: of the sum of what `attn_sum_norm` gives and the layer's input, or None.
         beside: a second mixer, which reads what the first one reads; both are added (Falcon-H1).
         parallel: the feed-forward block reads the layer's input, as the mixer does, not the sum.
         residual_scale: factor on what each block adds.
@@ -602,6 +614,7 @@ class LayerSpec:
     post_attn_norm: NormSpec | None = None
     post_ffn_norm: NormSpec | None = None
     attn_sum_norm: NormSpec | None = None
+    attn_norm_2: NormSpec | None = None
     ffn_sum_norm: NormSpec | None = None
     beside: Mixer | None = None
     parallel: bool = False

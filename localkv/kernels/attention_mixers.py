@@ -193,7 +193,7 @@ def attend_texts(
         n = max(1, MOST_LOGITS // (attn.n_heads * (end - first)))
         for at in range(first, end, n):
             some = slice(at, min(at + n, end))
-            heads = _attended(xp.moveaxis(q[some], 0, 1), keys, values, at - first, attn)
+            heads = _attended(xp.moveaxis(q[some], 0, 1), keys, values, at - first, spec)
             out[some] = xp.moveaxis(heads, 0, 1)
     return out
 
@@ -209,15 +209,17 @@ def _by_head(rows: Array, attn: AttentionSpec) -> Array:
     )
 
 
-def _attended(q: Array, k: Array, v: Array, first: int, attn: AttentionSpec) -> Array:
+def _attended(q: Array, k: Array, v: Array, first: int, spec: EncoderAttentionSpec) -> Array:
     """Queries [n_heads, n, channels] of a text, the first of them its token `first`."""
-    xp = namespace(q)
-    logits = xp.matmul(q * attn.params.softmax_scale, xp.swapaxes(k, -1, -2))
-    reach = attn.params.window // 2
-    if reach:
-        at = xp.arange(k.shape[-2])
-        apart = at - (xp.arange(q.shape[-2]) + first)[:, None]
-        logits[:, abs(apart) > reach] = -xp.inf
+    xp, params = namespace(q), spec.attention.params
+    logits = xp.matmul(q * params.softmax_scale, xp.swapaxes(k, -1, -2))
+    if params.window or spec.max_alibi_bias:
+        apart = abs(xp.arange(k.shape[-2]) - (xp.arange(q.shape[-2]) + first)[:, None])
+        if spec.max_alibi_bias:
+            slopes = xp.asarray(spec.slopes, dtype=q.dtype)
+            logits -= slopes[:, None, None] * xp.asarray(apart, dtype=q.dtype)
+        if params.window:
+            logits[:, apart > params.window // 2] = -xp.inf
     logits -= xp.amax(logits, axis=-1, keepdims=True)
     weights = xp.exp(logits)
     weights /= xp.sum(weights, axis=-1, keepdims=True)

@@ -271,6 +271,7 @@ class LayerWeights:
     post_attn_norm: Norm | None = None
     post_ffn_norm: Norm | None = None
     attn_sum_norm: Norm | None = None
+    attn_norm_2: Norm | None = None
     ffn_sum_norm: Norm | None = None
     output_scale: float = 1.0
     per_layer_input: PerLayerInputWeights | None = None

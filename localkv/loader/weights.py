@@ -240,6 +240,7 @@ def layer_weights(
         post_attn_norm=norm(spec.post_attn_norm),
         post_ffn_norm=norm(spec.post_ffn_norm),
         attn_sum_norm=norm(spec.attn_sum_norm),
+        attn_norm_2=norm(spec.attn_norm_2),
         ffn_sum_norm=norm(spec.ffn_sum_norm),
         output_scale=scale,
         per_layer_input=None

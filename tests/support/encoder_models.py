@@ -16,6 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as GGMLType
 
 N_EMBD, N_HEADS, N_FF, N_LAYERS, N_POSITIONS = 64, 4, 96, 3, 128
+GAIN = 1.0
 WORDS = ("the", "fox", "ran", "home", "red", "dr", "##um", "was", "lost", ".", ",", "un")
 TOKENS = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -62,10 +63,19 @@ class Encoder:
         self.rng = np.random.default_rng(self.seed)
 
     def matrix(self, name: str, n_out: int, n_in: int, *, bias: bool = False) -> None:
-        values = self.rng.standard_normal((n_out, n_in)) * 1.5 / np.sqrt(n_in)
+        values = self.rng.standard_normal((n_out, n_in)) * GAIN / np.sqrt(n_in)
         self.tensors[f"{name}.weight"] = values.astype(np.float16).astype(np.float64)
         if bias:
             self.vector(f"{name}.bias", n_out, centre=0.0)
+
+    def stack(self, name: str, n: int, n_out: int, n_in: int) -> None:
+        """Matrices of experts."""
+        values = self.rng.standard_normal((n, n_out, n_in)) * GAIN / np.sqrt(n_in)
+        self.tensors[f"{name}.weight"] = values.astype(np.float16).astype(np.float64)
+
+    @property
+    def n_layers(self) -> int:
+        return int(self.keys.get("block_count", N_LAYERS))
 
     def vector(self, name: str, n: int, centre: float = 1.0) -> None:
         values = centre + 0.3 * self.rng.standard_normal(n)
@@ -99,7 +109,11 @@ class Encoder:
         _add_vocabulary(writer)
         for name, values in self.tensors.items():
             data = values.astype(np.float32)
-            if data.ndim == 1 or name.startswith(("position_embd", "token_types")):
+            if (
+                data.ndim == 1
+                or name.startswith(("position_embd", "token_types"))
+                or "ffn_gate_inp" in name
+            ):
                 writer.add_tensor(name, data)
                 continue
             writer.add_tensor(name, gguf.quants.quantize(data, matrices), raw_dtype=matrices)
@@ -135,24 +149,195 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
 
 
-def bert() -> Encoder:
-    model = Encoder("bert", {"pooling_type": 2})
+def _sums_normed(
+    model: Encoder,
+    *,
+    gated: bool = False,
+    biased: bool = True,
+    fused: bool = False,
+    experts: tuple[int, ...] = (),
+    second_norm: bool = False,
+    qk_norm: bool = False,
+) -> Encoder:
+    """BERT's tensors, but for positions.
+
+    Args:
+        gated: blocks have a gate.
+        biased: matrices have biases.
+        fused: q, k and v are one tensor.
+        experts: layers with 4 of them, without biases.
+        second_norm: attention's sum is normed twice.
+        qk_norm: q and k are normed, all heads at once.
+    """
     model.matrix("token_embd", N_VOCAB, N_EMBD)
-    model.matrix("position_embd", N_POSITIONS, N_EMBD)
     model.matrix("token_types", 2, N_EMBD)
     model.norm("token_embd_norm")
     for i in range(N_LAYERS):
         at = f"blk.{i}."
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            model.matrix(at + name, N_EMBD, N_EMBD, bias=True)
+        for name in ("attn_qkv",) if fused else ("attn_q", "attn_k", "attn_v"):
+            model.matrix(at + name, (3 if fused else 1) * N_EMBD, N_EMBD, bias=biased)
+        if qk_norm:
+            model.norm(at + "attn_q_norm")
+            model.norm(at + "attn_k_norm")
+        model.matrix(at + "attn_output", N_EMBD, N_EMBD, bias=biased)
         model.norm(at + "attn_output_norm")
-        model.matrix(at + "ffn_up", N_FF, N_EMBD, bias=True)
-        model.matrix(at + "ffn_down", N_EMBD, N_FF, bias=True)
+        if second_norm:
+            model.norm(at + "attn_norm_2")
+        if i in experts:
+            model.matrix(at + "ffn_gate_inp", 4, N_EMBD)
+            model.stack(at + "ffn_up_exps", 4, N_FF, N_EMBD)
+            model.stack(at + "ffn_down_exps", 4, N_EMBD, N_FF)
+        else:
+            if gated:
+                model.matrix(at + "ffn_gate", N_FF, N_EMBD)
+            model.matrix(at + "ffn_up", N_FF, N_EMBD, bias=biased)
+            model.matrix(at + "ffn_down", N_EMBD, N_FF, bias=biased)
         model.norm(at + "layer_output_norm")
     return model
 
 
-ENCODERS: dict[str, Callable[[], Encoder]] = {"bert": bert}
+def _inputs_normed(
+    model: Encoder,
+    *,
+    post_norms: bool = False,
+    fused: bool = False,
+    n_kv_heads: int = N_HEADS,
+    final: str = "output_norm",
+) -> Encoder:
+    """A causal model's tensors.
+
+    Args:
+        post_norms: there are norms after both blocks, and of q and k.
+        fused: q, k and v are one tensor, gate and up another.
+        final: the last norm's.
+    """
+    kv = n_kv_heads * N_EMBD // N_HEADS
+    model.matrix("token_embd", N_VOCAB, N_EMBD)
+    model.norm(final, bias=False)
+    for i in range(model.n_layers):
+        at = f"blk.{i}."
+        model.norm(at + "attn_norm", bias=False)
+        model.norm(at + "ffn_norm", bias=False)
+        if fused:
+            model.matrix(at + "attn_qkv", N_EMBD + 2 * kv, N_EMBD)
+            model.matrix(at + "ffn_up", 2 * N_FF, N_EMBD)
+        else:
+            model.matrix(at + "attn_q", N_EMBD, N_EMBD)
+            model.matrix(at + "attn_k", kv, N_EMBD)
+            model.matrix(at + "attn_v", kv, N_EMBD)
+            model.matrix(at + "ffn_gate", N_FF, N_EMBD)
+            model.matrix(at + "ffn_up", N_FF, N_EMBD)
+        model.matrix(at + "attn_output", N_EMBD, N_EMBD)
+        model.matrix(at + "ffn_down", N_EMBD, N_FF)
+        if post_norms:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                model.vector(f"{at}{name}.weight", N_EMBD // N_HEADS)
+            model.norm(at + "post_attention_norm", bias=False)
+            model.norm(at + "post_ffw_norm", bias=False)
+    return model
+
+
+RMS = {"attention.layer_norm_rms_epsilon": 1e-6}
+
+
+def bert() -> Encoder:
+    model = _sums_normed(Encoder("bert", {"pooling_type": 2}))
+    model.matrix("position_embd", N_POSITIONS, N_EMBD)
+    return model
+
+
+def nomic_bert() -> Encoder:
+    keys = {"pooling_type": 1, "rope.freq_base": 1000.0}
+    return _sums_normed(Encoder("nomic-bert", keys), gated=True, biased=False, fused=True)
+
+
+def nomic_bert_moe() -> Encoder:
+    keys = {"moe_every_n_layers": 2, "expert_count": 4, "expert_used_count": 2}
+    return _sums_normed(Encoder("nomic-bert-moe", keys), fused=True, experts=(1,))
+
+
+def jina_bert_v2() -> Encoder:
+    return _sums_normed(Encoder("jina-bert-v2"), gated=True)
+
+
+def jina_bert_v2_code() -> Encoder:
+    """As the models for code: norms of q and k, another one of attention's sum, gate and up in one
+    tensor."""
+    model = _sums_normed(Encoder("jina-bert-v2"), second_norm=True, qk_norm=True)
+    for i in range(N_LAYERS):
+        model.matrix(f"blk.{i}.ffn_up", 2 * N_FF, N_EMBD, bias=True)
+    return model
+
+
+def jina_bert_v3() -> Encoder:
+    return _sums_normed(Encoder("jina-bert-v3"), fused=True)
+
+
+def modern_bert() -> Encoder:
+    keys = {
+        "attention.sliding_window": 17,
+        "rope.freq_base": 160000.0,
+        "block_count": 5,
+        "pooling_type": 2,
+    }
+    model = _inputs_normed(Encoder("modern-bert", keys), fused=True)
+    model.norm("token_embd_norm", bias=False)
+    del model.tensors["blk.0.attn_norm.weight"]
+    return model
+
+
+def modern_bert_silu() -> Encoder:
+    keys = {
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base_swa": 500.0,
+        "hidden_activation": "silu",
+    }
+    model = _inputs_normed(Encoder("modern-bert", keys), fused=True)
+    model.norm("token_embd_norm", bias=False)
+    return model
+
+
+def gemma_embedding() -> Encoder:
+    keys = {
+        **RMS,
+        "attention.sliding_window": 20,
+        "attention.head_count_kv": 1,
+        "rope.freq_base": 1e6,
+        "block_count": 7,
+        "pooling_type": 1,
+    }
+    return _inputs_normed(Encoder("gemma-embedding", keys), post_norms=True, n_kv_heads=1)
+
+
+def eurobert() -> Encoder:
+    keys = {**RMS, "attention.head_count_kv": 2, "pooling_type": 1}
+    return _inputs_normed(Encoder("eurobert", keys), n_kv_heads=2)
+
+
+def neo_bert() -> Encoder:
+    return _inputs_normed(Encoder("neo-bert", RMS), fused=True, final="enc.output_norm")
+
+
+def llama_embed() -> Encoder:
+    keys = {**RMS, "attention.head_count_kv": 2}
+    return _inputs_normed(Encoder("llama-embed", keys), n_kv_heads=2)
+
+
+ENCODERS: dict[str, Callable[[], Encoder]] = {
+    "bert": bert,
+    "nomic-bert": nomic_bert,
+    "nomic-bert-moe": nomic_bert_moe,
+    "jina-bert-v2": jina_bert_v2,
+    "jina-bert-v2-code": jina_bert_v2_code,
+    "jina-bert-v3": jina_bert_v3,
+    "modern-bert": modern_bert,
+    "modern-bert-silu": modern_bert_silu,
+    "gemma-embedding": gemma_embedding,
+    "eurobert": eurobert,
+    "neo-bert": neo_bert,
+    "llama-embed": llama_embed,
+}
 """By name."""
 
 

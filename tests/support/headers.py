@@ -145,12 +145,11 @@ def _header_of(architecture: str) -> Header:
     for arguments in (*DENSE.values(), *VARIANTS.values()):
         if arguments.get("arch", "llama") == architecture:
             return _of_random_model(arguments)
-    for name, make in ENCODERS.items():
-        if name.partition("/")[0] == architecture:
-            encoder = make()
-            keys = {encoder.key(name): value for name, value in encoder.all_keys().items()}
-            tensors = {name: values.shape for name, values in encoder.tensors.items()}
-            return Header(architecture, keys, tensors)
+    if architecture in ENCODERS:
+        encoder = ENCODERS[architecture]()
+        keys = {encoder.key(name): value for name, value in encoder.all_keys().items()}
+        tensors = {name: values.shape for name, values in encoder.tensors.items()}
+        return Header(architecture, keys, tensors)
     if architecture in HYBRIDS:
         model = hybrid(architecture)
         keys = {f"{architecture}.{key}": value for key, value in model.all_keys().items()}

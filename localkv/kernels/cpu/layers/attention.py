@@ -346,8 +346,8 @@ class AttentionLayer:
         """The norm of q or k, and RoPE, where there are such."""
         n_heads, size = heads
         if norm is not None and norm.spec.span == "row":
-            if norm.spec.kind != "rms" or attn.norms_after_rope:
-                raise BoundsError(f"rows have no such {norm.spec.kind} norm here")
+            if attn.norms_after_rope:
+                raise BoundsError("rows are not normed after RoPE here")
             self.chains.add_norm(chain, n_tokens, norm, name, name)
             norm = None
         if norm is None and inputs.rope is None:
