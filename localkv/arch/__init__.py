@@ -80,11 +80,13 @@ FAMILIES = {
     "layer_normed": {
         "codeshell": "ungated_gelu",
         "falcon": "falcon",
+        "gpt2": "gpt2",
         "gptneox": "gptneox",
         "jais2": "ungated_relu2",
         "nemotron": "ungated_relu2",
         "orion": "orion",
         "stablelm": "stablelm",
+        "starcoder": "gpt2",
         "starcoder2": "ungated_gelu",
     },
     "mixtures": {

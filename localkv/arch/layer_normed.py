@@ -1,4 +1,4 @@
-"""Models with LayerNorm: GPT-NeoX and Falcon, StarCoder 2, StableLM, Nemotron and their kin.
+"""Models with LayerNorm: GPT-2 and GPT-NeoX, Falcon, StarCoder, StableLM, Nemotron and their kin.
 
 After the files of llama.cpp's `src/models/` that bear the architectures' names.
 """
@@ -13,8 +13,16 @@ from localkv.arch.facts import Facts
 from localkv.arch.spec import LayerSpec, ModelSpec
 
 
-def _model(facts: Facts, layer: LayerSpec) -> ModelSpec:
-    return plain.model(facts, layer, output_norm=facts.layer_norm("output_norm"))
+def _model(facts: Facts, layer: LayerSpec, n_positions: int = 0) -> ModelSpec:
+    norm = facts.layer_norm("output_norm")
+    return plain.model(facts, layer, output_norm=norm, n_positions=n_positions)
+
+
+def gpt2(facts: Facts) -> ModelSpec:
+    """Positions are learned, as many as the context has tokens."""
+    attention = replace(plain.attention(facts, interleaved=False), rope=None)
+    layer = plain.layer_normed(facts, attention, plain.mlp(facts, "gelu", gated=False))
+    return _model(facts, layer, facts.n_ctx_train)
 
 
 def ungated_gelu(facts: Facts) -> ModelSpec:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.arch.spec import CacheGroup
+from localkv.arch.spec import CacheGroup, ModelSpec
 from localkv.cache.ladder import unknown_type
 from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
-from localkv.errors import UsageError
+from localkv.errors import UsageError, counted
 from localkv.quant_formats import FORMATS, KV_FORMATS
 
 
@@ -30,6 +30,19 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     check_latents(cache, groups)
     if cache.kv_budget is None:
         check_tail(cache, pairs)
+
+
+def check_context(n_ctx: int, config: ModelSpec) -> None:
+    """Refuse a context with more tokens than the model has positions.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if 0 < config.n_positions < n_ctx:
+        raise UsageError(
+            f"a context of {n_ctx} tokens is not possible: the model has "
+            f"{counted(config.n_positions, 'position')}"
+        )
 
 
 def check_exact_rows(caches: Sequence[CacheConfig], groups: Sequence[CacheGroup]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from localkv.cache.cache_checks import keeps_latents
+from localkv.cache.cache_checks import check_context, keeps_latents
 from localkv.cache.ladder import Pair, ladder_pairs
 from localkv.cache.layout import (
     PAGE_TOKENS,
@@ -19,7 +19,7 @@ from localkv.cache.layout import (
     with_one_pair,
 )
 from localkv.config import USUAL_PAIRS, CacheConfig
-from localkv.errors import DoesNotFitError, UsageError, byte_size, counted
+from localkv.errors import DoesNotFitError, UsageError, byte_size
 from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import Budget, machine_memory
 
@@ -401,11 +401,7 @@ def chosen_context(n_ctx: int | None, config: ModelSpec) -> int:
         return min(_own_context(config), DEFAULT_N_CTX)
     if n_ctx < 0:
         raise UsageError(f"a context of {n_ctx} tokens is not possible")
-    if config.n_positions and n_ctx > config.n_positions:
-        raise UsageError(
-            f"a context of {n_ctx} tokens is not possible: the model has "
-            f"{counted(config.n_positions, 'position')}"
-        )
+    check_context(n_ctx, config)
     return n_ctx or _own_context(config)
 
 

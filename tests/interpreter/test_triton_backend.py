@@ -67,7 +67,9 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deci", "gptneox", "granite_swa", "olmo", "openelm", "plamo3"])
+@pytest.mark.parametrize(
+    "name", ["deci", "gpt2", "gptneox", "granite_swa", "olmo", "openelm", "plamo3"]
+)
 def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> None:
     path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.F32)
     want = logits(path, reference_backend(torch.float64), IDS, "f32")

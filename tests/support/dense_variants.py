@@ -59,6 +59,9 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "stablelm-parallel": _of(
         "stablelm", **NARROW, shape="parallel", settings={"rope.dimension_count": 16}
     ),
+    "gpt2": _of(
+        "gpt2", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES, n_ctx=600
+    ),
     "openelm": _of(
         "openelm", n_heads=(4, 6), n_kv_heads=(2, 3), n_ff=(96, 160), fused_qkv=True, tied=True
     ),
@@ -134,6 +137,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen3vl": _of("qwen3vl", tied=True, settings={**SECTIONS, "rope.freq_base": 5e6}),
     "hunyuan_vl": _of("hunyuan_vl", tied=True, settings=SECTIONS),
     "starcoder2": _of("starcoder2", **NARROW, biases=ALL_BIASES),
+    "starcoder": _of("starcoder", n_heads=2, n_kv_heads=1, fused_qkv=True, biases=ALL_BIASES),
     "codeshell": _of("codeshell", **NARROW, biases=ALL_BIASES),
     "jais2": _of("jais2", biases=ALL_BIASES),
     "gptneox": _of(

@@ -67,6 +67,8 @@ def window_of(model: RandomModel, layer: int) -> int:
 def turns(model: RandomModel, layer: int) -> bool:
     """Whether a layer rotates q and k."""
     traits, every = model.traits, model.traits.unrotated
+    if traits.positions:
+        return False
     if every and layer % every == every - 1:
         return False
     if not model.setting("rope.scaling.finetuned", True):
@@ -249,6 +251,8 @@ def float64_logits(model: RandomModel, ids: list[int]) -> np.ndarray:
         x = model.tensors["token_embd.weight"][token] * model.setting("embedding_scale", 1.0)
         if traits.embedding_by_width:
             x = x * math.sqrt(model.n_embd)
+        if traits.positions:
+            x = x + model.tensors["position_embd.weight"][position]
         for layer in range(model.n_layers):
             before = x
             if model.heads(layer)[0]:

@@ -13,9 +13,19 @@ from support.dense_variants import dense_variant
 from support.latent_models import latent_tensors, write_latent
 
 DENSE = (
-    *("chatglm", "codeshell", "cogvlm", "deci", "exaone", "falcon", "falcon-40b", "gptneox"),
+    *(
+        "chatglm",
+        "codeshell",
+        "cogvlm",
+        "deci",
+        "exaone",
+        "falcon",
+        "falcon-40b",
+        "gpt2",
+        "gptneox",
+    ),
     *("granite_swa", "hunyuan_vl", "jais2", "maincoder", "minicpm", "nanbeige", "olmo", "openelm"),
-    *("orion", "paddleocr", "pangu-embedded", "plamo", "plamo3", "qwen", "xverse"),
+    *("orion", "paddleocr", "pangu-embedded", "plamo", "plamo3", "qwen", "starcoder", "xverse"),
 )
 LATENT = ("minicpm3", "mistral4")
 OWN = (*DENSE, *LATENT)

@@ -34,6 +34,7 @@ class Traits:
         sinks: each head has a logit without a value.
         fixed_theta: RoPE's base, whatever the file says; 0 if it may say.
         half_width: `feed_forward_length` is twice the width.
+        positions: they are learned: rows that are added to those of tokens, in place of RoPE.
     """
 
     norm: str = "rms"
@@ -57,6 +58,7 @@ class Traits:
     sinks: bool = False
     fixed_theta: float = 0.0
     half_width: bool = False
+    positions: bool = False
 
 
 def _beside(norm: str, **others: object) -> Traits:
@@ -109,6 +111,9 @@ TRAITS: dict[str, Traits] = {
     "codeshell": Traits("layer+b", **_MLP, activation="gelu"),
     "nemotron": Traits("layer+b", **_MLP, activation="relu2"),
     "jais2": Traits("layer+b", **_MLP, activation="relu2"),
+    **dict.fromkeys(
+        ("gpt2", "starcoder"), Traits("layer+b", **_MLP, activation="gelu", positions=True)
+    ),
     "gptneox": Traits("layer+b", **_MLP, activation="gelu", parallel=True),
     "falcon": _beside("layer+b", **_MLP, activation="gelu"),
     "orion": Traits("layer+b", halves=True),

@@ -105,7 +105,7 @@ def _run(
     from localkv.commands.plan.report import Plan, plan_json, plan_lines
     from localkv.config import CacheConfig
     from localkv.memory.advice import pair_fit, quant_fits, recommend, shown_pairs
-    from localkv.memory.fit import usual_pairs
+    from localkv.memory.fit import chosen_context, usual_pairs
     from localkv.memory.plan import ModelMemory
 
     if plot_file is not None:
@@ -134,7 +134,7 @@ def _run(
     with_profile = smoothed_memory(model_memory, profile)
     if values["kv_profile"] is not None:
         model_memory = with_profile  # types that are named go with the smoothed model, too
-    n_ctx = values["n_ctx"] or model.config.n_ctx_train
+    n_ctx = chosen_context(values["n_ctx"] or 0, model.config)
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))
     check_windows(cache, model.config.groups)
     pairs = _fitting(named, cache, model.config, all_pairs) if named else shown_pairs(model_memory)
