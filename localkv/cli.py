@@ -31,6 +31,7 @@ COMMANDS = {
     "complete": ("localkv.commands.complete", "Continue a prompt, or answer it."),
     "serve": ("localkv.commands.serve", "Serve a model over HTTP."),
     "embed": ("localkv.commands.embed", "Turn texts into vectors."),
+    "rerank": ("localkv.commands.rerank", "Order documents by how well they answer a query."),
     "perplexity": ("localkv.commands.perplexity", "Measure how well a cache type predicts a text."),
     "bench": ("localkv.commands.bench", "Measure how fast a model runs."),
     "plan": ("localkv.commands.plan", "Say what fits in memory."),

@@ -156,8 +156,53 @@ class LoadedModel(TokenizedModel):
             self.engine.check_prompt(ids, f"prompt {number} of {len(many)}")
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """A document, and how well it answers a query.
+
+    Attributes:
+        index: its place among those that were given.
+        score: the first class's, as the model gives it: a logit, or a probability where the model
+            makes one of it (Qwen 3 Reranker).
+        scores: all classes'.
+    """
+
+    index: int
+    score: float
+    scores: tuple[float, ...]
+
+
 class EmbeddingModel(LoadedModel):
-    """Texts in, embeddings out."""
+    """Texts in, embeddings or scores out."""
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[Ranked]:
+        """Score how well documents answer a query, by a reranker, and order them.
+
+        Query and document are evaluated together, as the model was trained (`pair_ids`).
+
+        Args:
+            query: the question.
+            documents: the texts.
+            top_n: how many of the best are returned; None for all.
+
+        Returns:
+            the best first; of equal ones the first given.
+
+        Raises:
+            UsageError: the model has no head that scores texts.
+            ContextOverflowError: a pair is longer than the context; none was evaluated.
+        """
+        check_types(EmbeddingModel.rerank, locals())
+        if top_n is not None and top_n < 1:
+            raise UsageError(f"top_n must be at least 1, not {top_n}")
+        pairs = [self.pair_ids(query, document) for document in documents]
+        found = [
+            Ranked(index, row[0], tuple(row))
+            for index, row in enumerate(self.engine.scores(pairs).tolist())
+        ]
+        return sorted(found, key=lambda ranked: -ranked.score)[:top_n]
 
     @overload
     def embed(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
 from localkv.cache.arrays import Array, Batch, Draw, LayerCache
 from localkv.cache.kv_cache import KVCache
+from localkv.kernels.activation import activated
 from localkv.kernels.backend import (
     Backend,
     Guessed,
@@ -82,7 +83,7 @@ class ModelWeights:
     `per_layer` and `altup` are None but where layers have per-layer inputs, and several streams.
     `prediction` is None unless it was asked for. `position_embd`, `token_type` [n_embd] and
     `embedding_norm` are None in models whose embedding has rows of tokens only. An encoder has no
-    output matrix; nothing reads its `output`.
+    output matrix; nothing reads its `output`. `classifier` is None in models that score nothing.
     """
 
     token_embd: PackedTensor
@@ -96,6 +97,16 @@ class ModelWeights:
     position_embd: PackedTensor | None = None
     token_type: Array | None = None
     embedding_norm: Norm | None = None
+    classifier: ClassifierWeights | None = None
+
+
+@dataclass(frozen=True)
+class ClassifierWeights:
+    """The head that scores texts; see `ClassifierSpec`. What the file has not is None."""
+
+    cls: Linear | None
+    norm: Norm | None
+    output: Linear | None
 
 
 class Transformer:
@@ -370,6 +381,31 @@ class Transformer:
         caches = [NO_ROWS] * len(self._stack)
         x = self._one_by_one(self._embedded(batch), TokenBatch(inputs, caches, batch, None))
         return self.backend.norm(x.merged(), self.weights.output_norm)
+
+    def scores(self, states: Array) -> Array:
+        """Score texts by the hidden states that `ClassifierSpec.pooling` says.
+
+        Args:
+            states: [texts, n_embd].
+
+        Returns:
+            [texts, classes].
+        """
+        spec, head, backend = self.config.classifier, self.weights.classifier, self.backend
+        assert spec is not None
+        assert head is not None
+        x, xp = states, namespace(states)
+        if head.cls is not None:
+            x = backend.linear(x, head.cls)
+            x = xp.tanh(x) if spec.activation == "tanh" else activated(x, "gelu")
+        if head.norm is not None:
+            x = backend.norm(x, head.norm)
+        if head.output is not None:
+            x = backend.linear(x, head.output)
+        if not spec.is_softmax:
+            return x
+        grown = xp.exp(x - xp.amax(x, axis=-1, keepdims=True))
+        return grown / xp.sum(grown, axis=-1, keepdims=True)
 
     def logit_blocks(self, batch: Batch, cache: KVCache, n_rows: int) -> Iterator[Array]:
         """Run a batch as `forward` does, and yield the logits of at most `n_rows` tokens at a time.

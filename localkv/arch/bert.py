@@ -28,6 +28,8 @@ from localkv.errors import ModelFileError
 JINA_ALIBI = 8.0
 MODERN_PERIOD, GEMMA_PERIOD = 3, 6
 WINDOW_THETA = 10000.0
+MEAN, CLS = 1, 2
+"""Numbers of `classifier.pooling_type`."""
 
 
 def _rows(facts: Facts, tensor: str) -> int:
@@ -160,6 +162,12 @@ def modern_bert(facts: Facts) -> ModelSpec:
         layers,
         output_norm=facts.layer_norm("output_norm"),
         embedding_norm=facts.layer_norm("token_embd_norm"),
+        classifier=plain.classifier(
+            facts,
+            "cls" if facts.integer("classifier.pooling_type", MEAN) == CLS else "mean",
+            activation="gelu",
+            norm=facts.layer_norm("cls.norm") if "cls.norm.weight" in facts.shapes else None,
+        ),
     )
 
 

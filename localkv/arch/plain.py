@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from localkv.arch.facts import Facts
 from localkv.arch.spec import (
     Activation,
     AttentionParams,
     AttentionSpec,
+    ClassifierSpec,
     Ffn,
     LayerSpec,
     Mixer,
@@ -146,8 +147,27 @@ def encoder(
             f"architecture {facts.architecture!r} with tokens that see only those before them is "
             "not supported"
         )
-    changes["ignored_tensors"] = ("cls.", *changes.get("ignored_tensors", ()))
+    changes.setdefault("classifier", classifier(facts, "cls"))
     return _model_spec(facts, layers, output_norm=output_norm, **changes)
+
+
+def classifier(
+    facts: Facts, pooling: Literal["mean", "cls", "last"], **changes: Any
+) -> ClassifierSpec | None:
+    """The head that scores texts, if the file has one; `changes` are fields of `ClassifierSpec`.
+
+    Args:
+        pooling: the hidden state that it reads.
+    """
+
+    def rows(name: str) -> int:
+        shape = facts.shapes.get(name, (0,))
+        return shape[0] if len(shape) > 1 else min(1, shape[0])
+
+    n_hidden, n_classes = rows("cls.weight"), rows("cls.output.weight")
+    if not n_hidden and not n_classes:
+        return None
+    return ClassifierSpec(pooling, n_hidden, n_classes, **changes)
 
 
 def _refuse_unknown(facts: Facts) -> None:

@@ -55,7 +55,9 @@ def qwen2moe(facts: Facts) -> ModelSpec:
 
 
 def qwen3(facts: Facts) -> ModelSpec:
-    return _model(facts, _normed(facts), plain.mlp(facts))
+    """A file may have a head with a class for yes and one for no (Qwen 3 Reranker)."""
+    spec = _model(facts, _normed(facts), plain.mlp(facts))
+    return replace(spec, classifier=plain.classifier(facts, "last", is_softmax=True))
 
 
 def qwen3moe(facts: Facts) -> ModelSpec:

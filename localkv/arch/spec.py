@@ -706,6 +706,32 @@ class PredictionSpec:
 
 
 @dataclass(frozen=True)
+class ClassifierSpec:
+    """A head that scores a text, or two of which one may answer the other (llama.cpp's
+    `build_pooling`).
+
+    h, the hidden state that is read, becomes norm(activation(cls h)) and then scores,
+    cls.output h; a file may have either matrix alone.
+
+    Attributes:
+        pooling: which hidden state it is: the "mean", the first token's ("cls") or the "last"
+            one's.
+        n_hidden: rows of `cls`, 0 if there is none.
+        n_classes: rows of `cls.output`, 0 if there is none.
+        activation: of what `cls` gives.
+        norm: of that, or None.
+        is_softmax: scores are probabilities.
+    """
+
+    pooling: Literal["mean", "cls", "last"]
+    n_hidden: int
+    n_classes: int
+    activation: Literal["tanh", "gelu"] = "tanh"
+    norm: NormSpec | None = None
+    is_softmax: bool = False
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Sizes and constants of one model.
 
@@ -726,6 +752,7 @@ class ModelSpec:
             the embedding; 0 if there is none.
         n_token_types: rows of `token_types`, of which the first is added, too; or 0.
         embedding_norm: of the sum, or None.
+        classifier: a head that scores texts, or None.
     """
 
     architecture: str
@@ -744,6 +771,7 @@ class ModelSpec:
     n_positions: int = 0
     n_token_types: int = 0
     embedding_norm: NormSpec | None = None
+    classifier: ClassifierSpec | None = None
 
     @cached_property
     def is_encoder(self) -> bool:

@@ -55,6 +55,11 @@ def pooling_of_file(number: int | None) -> Pooling:
         return "mean"
     if name in POOLINGS:
         return check_pooling(name)
+    if name == "rank":
+        raise UsageError(
+            "the model was trained to score texts, not for embeddings (pooling rank)",
+            hint="localkv rerank (LLM.rerank in Python) scores them; --pooling makes vectors",
+        )
     raise UsageError(
         f"the model was trained for embeddings with pooling {name}, which is not supported",
         hint=f"ask for one of {', '.join(POOLINGS)}, for other embeddings",

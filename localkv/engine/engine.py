@@ -375,6 +375,31 @@ class Engine:
             vectors += [pooled(iter([part]), pooling) for part in np.split(states, ends)]
         return vectors
 
+    def scores(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """What the head of a model that scores texts gives: float32 [texts, classes].
+
+        Raises:
+            UsageError: the model has no such head.
+            ContextOverflowError: one has more tokens than the context holds; none was evaluated.
+        """
+        spec = self.model.config.classifier
+        if spec is None:
+            raise UsageError(
+                f"the {self.model.config.architecture} model has no head that scores texts",
+                hint="rerankers have one, bge-reranker-v2-m3 and Qwen3-Reranker among them",
+            )
+        if not texts:
+            return np.zeros((0, spec.n_classes or spec.n_hidden), np.float32)
+        states, arrays = np.stack(self.embeddings(texts, spec.pooling)), self.model.backend.arrays
+
+        def work() -> NDArray[np.float32]:
+            self.slot.use_threads(len(states))
+            rows = arrays.floating(arrays.from_numpy(states))
+            with arrays.inference():
+                return arrays.to_numpy(self.model.scores(rows)).astype(np.float32)
+
+        return self.slot.turn(work)
+
     def _embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
         """The pooled hidden states of a text that goes through the cache."""
         rows: Literal["last", "all"] = "last" if pooling == "last" else "all"

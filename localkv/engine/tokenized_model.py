@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from localkv.structured.grammar import Grammar, Schema
 
 
+RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
 
@@ -106,6 +108,21 @@ class TokenizedModel:
         """Token ids of a text; `parse_special` lets control tokens be written in it."""
         check_types(TokenizedModel.tokenize, locals())
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def pair_ids(self, query: str, document: str) -> list[int]:
+        """Token ids of a query and a document that are scored together (`LLM.rerank`).
+
+        A file may have a text that both are put into, `tokenizer.chat_template.rerank`, with
+        `{query}` and `{document}`; control tokens are read in that text only.
+        """
+        check_types(TokenizedModel.pair_ids, locals())
+        template = self.gguf.metadata.string(RERANK_TEMPLATE, None)
+        if template is None:
+            return self.tokenizer.encode_pair(query, document)
+        given = {"{query}": query, "{document}": document}
+        parts = re.split(r"(\{query\}|\{document\})", template)
+        segments = [(given.get(part, part), part not in given) for part in parts]
+        return self.tokenizer.encode_segments(segments, add_special=False)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""

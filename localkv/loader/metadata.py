@@ -100,6 +100,7 @@ OF_MODELS = {
     "kda.head_dim": Range(1, 1 << 16),
     "kda.gate_lower_bound": Range(-1e3, -1e-3),
     "shortconv.l_cache": Range(2, 64),
+    "classifier.pooling_type": Range(-1, 4),
     "decision.block_count": Range(0, 1 << 12),
     "moe_every_n_layers": Range(0, 1 << 12),
     "expert_count": Range(0, 1 << 16),

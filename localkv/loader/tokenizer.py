@@ -146,6 +146,18 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Ids of a query and a document that are scored together, with the tokens around and
+        between them that the model wants. Control tokens written in them are plain text."""
+        end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
+        return [
+            *([self.bos_id] if self.add_bos and self.bos_id is not None else []),
+            *self.encode(query, add_special=False),
+            *self._vocabulary.between_ids,
+            *self.encode(document, add_special=False),
+            *end,
+        ]
+
     def least_tokens(self, text: str) -> int:
         """A lower bound of a text's tokens, from its length alone."""
         if self._longest is None:

@@ -268,6 +268,7 @@ class Vocabulary:
         bos_id, eos_id, unk_id: None if there is none.
         eog_ids: tokens that end a generation.
         add_bos, add_eos: whether special tokens are put around a text by default.
+        between_ids: tokens between a query and a document that are scored together.
         add_space_prefix: SPM, unigrams and WordPiece put a space before a text.
         normalizer: what unigrams and WordPiece do to a text first, or None.
         lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
@@ -295,6 +296,7 @@ class Vocabulary:
     suppressed_ids: frozenset[int] = frozenset()
     of_characters: bool = False
     normalizer: Normalizer | None = None
+    between_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -377,6 +379,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         suppressed_ids=_suppressed_ids(metadata, n_vocab),
         of_characters=of_characters,
         normalizer=_normalizer(metadata, kind),
+        between_ids=_between(metadata, kind, eos_id if add_eos else None, n_vocab),
         warnings=tuple(warnings),
     )
 
@@ -416,6 +419,22 @@ def _normalizer(metadata: Metadata, kind: str) -> Normalizer | None:
         merges = metadata.boolean("tokenizer.ggml.remove_extra_whitespaces", False)
         return Normalizer(charsmap=bytes(value & 0xFF for value in charsmap), merge_spaces=merges)
     return None
+
+
+_PAIRED = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
+"""Pre-tokenizers of models that want a separator between two texts unless the file denies it."""
+
+
+def _between(metadata: Metadata, kind: str, eos_id: int | None, n_vocab: int) -> tuple[int, ...]:
+    """EOS, and the separator where the model wants one; BERT has one token for both."""
+    found = () if eos_id is None else (eos_id,)
+    if kind == "wordpiece":
+        return found
+    paired = metadata.string("tokenizer.ggml.pre", "") in _PAIRED
+    separator = special_id(metadata, "seperator_token_id", None, n_vocab)
+    if separator is None or not metadata.boolean("tokenizer.ggml.add_sep_token", paired):
+        return found
+    return (*found, separator)
 
 
 def _kind(metadata: Metadata) -> str:

@@ -23,6 +23,7 @@ from localkv.arch.spec import (
     PER_LAYER_ROWS,
     AltUpSpec,
     AttentionSpec,
+    ClassifierSpec,
     DeltaNetSpec,
     EncoderAttentionSpec,
     Ffn,
@@ -75,7 +76,7 @@ from localkv.loader.tensor_reader import (
     TensorSource,
     check_tensor,
 )
-from localkv.model import ModelWeights, PredictionWeights, Transformer
+from localkv.model import ClassifierWeights, ModelWeights, PredictionWeights, Transformer
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import Plane
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -182,6 +183,7 @@ def model_weights(
         if config.n_token_types
         else None,
         embedding_norm=read.norm(config.embedding_norm, n_embd) if config.embedding_norm else None,
+        classifier=classifier_weights(read, config.classifier, n_embd),
     )
     if not predicts or config.prediction is None:
         return weights
@@ -189,6 +191,20 @@ def model_weights(
         read.layer(config.prediction.block), config, config.prediction, weights
     )
     return replace(weights, prediction=prediction)
+
+
+def classifier_weights(
+    read: TensorReader, spec: ClassifierSpec | None, n_embd: int
+) -> ClassifierWeights | None:
+    """The head that scores texts, if the model has one."""
+    if spec is None:
+        return None
+    n_in = spec.n_hidden or n_embd
+    return ClassifierWeights(
+        cls=read.linear("cls", spec.n_hidden, n_embd) if spec.n_hidden else None,
+        norm=None if spec.norm is None else read.norm(spec.norm, n_in),
+        output=read.linear("cls.output", spec.n_classes, n_in) if spec.n_classes else None,
+    )
 
 
 def prediction_weights(

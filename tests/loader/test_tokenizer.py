@@ -465,7 +465,7 @@ def test_no_tokenizer(model: str | None) -> None:
         bpe(model=model)
 
 
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "whitespace"])
+@pytest.mark.parametrize("model", ["rwkv", "whitespace"])
 def test_kinds_that_are_not_supported(model: str) -> None:
     with pytest.raises(ModelFileError, match=f"'{model}' is not supported") as raised:
         bpe(model=model)

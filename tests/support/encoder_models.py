@@ -15,6 +15,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as GGMLType
 
+from support.random_model import RandomModel
+
 N_EMBD, N_HEADS, N_FF, N_LAYERS, N_POSITIONS = 64, 4, 96, 3, 128
 GAIN = 1.0
 WORDS = ("the", "fox", "ran", "home", "red", "dr", "##um", "was", "lost", ".", ",", "un")
@@ -52,10 +54,12 @@ class Encoder:
     Attributes:
         keys: without the architecture's prefix.
         tensors: float64, by name.
+        texts: keys with the whole name.
     """
 
     arch: str
     keys: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
 
@@ -106,6 +110,8 @@ class Encoder:
         writer = gguf.GGUFWriter(path, self.arch)
         for name, value in self.all_keys().items():
             _add(writer, self.key(name), value)
+        for name, text in self.texts.items():
+            writer.add_string(name, text)
         _add_vocabulary(writer)
         for name, values in self.tensors.items():
             data = values.astype(np.float32)
@@ -341,6 +347,67 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 """By name."""
 
 
+def bert_rank() -> Encoder:
+    """As BGE's rerankers: two matrices with biases."""
+    model = bert()
+    model.keys["pooling_type"] = 4
+    model.matrix("cls", N_EMBD, N_EMBD, bias=True)
+    model.matrix("cls.output", 1, N_EMBD, bias=True)
+    return model
+
+
+def bert_classes() -> Encoder:
+    """One matrix, of three classes."""
+    model = bert()
+    model.keys |= {"pooling_type": 4, "classifier.output_labels": ["a", "b", "c"]}
+    model.matrix("cls.output", 3, N_EMBD, bias=True)
+    return model
+
+
+def jina_bert_v2_rank() -> Encoder:
+    """As Jina's reranker v1: the first matrix has one row."""
+    model = jina_bert_v2()
+    model.keys["pooling_type"] = 4
+    model.matrix("cls", 1, N_EMBD, bias=True)
+    return model
+
+
+def modern_bert_rank() -> Encoder:
+    """As GTE's reranker: the mean is read, and normed."""
+    model = modern_bert()
+    model.keys["pooling_type"] = 4
+    model.matrix("cls", N_EMBD, N_EMBD)
+    model.norm("cls.norm", bias=False)
+    model.matrix("cls.output", 1, N_EMBD, bias=True)
+    return model
+
+
+def modern_bert_rank_cls() -> Encoder:
+    """The first token is read."""
+    model = modern_bert_rank()
+    model.keys["classifier.pooling_type"] = 2
+    return model
+
+
+RERANKERS: dict[str, Callable[[], Encoder]] = {
+    "bert-rank": bert_rank,
+    "bert-classes": bert_classes,
+    "jina-bert-v2-rank": jina_bert_v2_rank,
+    "modern-bert-rank": modern_bert_rank,
+    "modern-bert-rank-cls": modern_bert_rank_cls,
+}
+"""Encoders with a head that scores texts, by name."""
+
+
+def write_qwen3_rank(path: Path) -> Path:
+    """A causal model with a class for yes and one for no."""
+    settings = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
+    model = RandomModel("qwen3", settings=settings)
+    values = np.random.default_rng(1).standard_normal((2, model.n_embd)) / 8
+    model.tensors["cls.output.weight"] = values.astype(np.float16).astype(np.float64)
+    return model.write(path)
+
+
 def write_encoder(name: str, path: Path, matrices: GGMLType = GGMLType.F16) -> Path:
     """The file of a model."""
-    return ENCODERS[name]().write(path, matrices)
+    return (ENCODERS | RERANKERS)[name]().write(path, matrices)
