@@ -21,13 +21,13 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from random_model import shape_of
 
 from localkv import LLM
@@ -38,7 +38,8 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftPace
-from localkv.engine.speculation.prediction_head import PredictionHead
+from localkv.engine.speculation.prediction_head import HeadText
+from localkv.errors import counted
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.synthetic import RandomTensors
 from localkv.loader.tensor_reader import TensorReader
@@ -106,7 +107,8 @@ def rounds(
 
 
 TOKENS = 128
-Next = Callable[[Any], tuple[Any, int, float]]
+SAMPLED = SamplingParams(temperature=1.0, top_k=40, seed=5)
+"""Greedy texts of random models go round in circles, which n-grams would guess."""
 
 
 def with_head(name: str) -> Transformer:
@@ -125,66 +127,96 @@ def with_head(name: str) -> Transformer:
     return Transformer(config, weights, backend)
 
 
-def knowing(head: PredictionHead, text: list[int], chance: float) -> Next:
-    """What takes `next_of`'s place: it knows the next token of the text with some chance."""
-    next_of, rng = partial(PredictionHead.next_of, head), random.Random(3)
+@contextmanager
+def knowing(known: dict[int, list[int]], chance: float) -> Iterator[None]:
+    """While it lasts heads know the next token of texts with some chance.
 
-    def next_known(x: Any) -> tuple[Any, int, float]:
-        hidden, token, _ = next_of(x)
-        at = head.texts[-1].n_rows + 1
+    Args:
+        known: texts by their first token.
+    """
+    rng, likeliest = random.Random(3), HeadText.likeliest
+
+    def next_known(self: HeadText, logits: NDArray[np.float32]) -> tuple[int, float]:
+        token, _ = likeliest(self, logits)
+        text, at = known[self.text.ids[0]], self.n_rows + 1
         if rng.random() < chance and at < len(text):
             token = text[at]
-        return hidden, token, chance
+        return token, chance
 
-    return next_known
+    HeadText.likeliest = next_known  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HeadText.likeliest = likeliest  # type: ignore[method-assign]
 
 
 def head_rounds(
-    model: Transformer, count: int, clock: Callable[[], float], chances: Sequence[float]
+    model: Transformer,
+    count: int,
+    clock: Callable[[], float],
+    chances: Sequence[float],
+    n_texts: int,
 ) -> dict[str, dict[str, float]]:
     """By chance, how many times as fast texts are as without guesses; and what was guessed."""
-    prompt = [(i * 37 + 11) % model.config.n_vocab for i in range(64)]
-    speculation, cache = Speculation("mtp"), CacheConfig(n_ctx=512)
+    n_vocab = model.config.n_vocab
+    prompts = [[(i * 37 + 11 + n) % n_vocab for i in range(64)] for n in range(n_texts)]
+    speculation = Speculation("mtp")
+    cache = CacheConfig(n_ctx=512, n_sequences=n_texts)
     engine = Engine(model, cache, n_between=speculation.n_between)
     engine.add_head(CacheConfig())
     head = engine.head
     assert head is not None
-    text = list[int]()
+    batch = BatchEngine(engine, clock=clock)
 
-    def generation(spec: Speculation) -> Generation:
-        sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab, n_ctx=512)
-        options = GenerationOptions(sampler, max_tokens=TOKENS, speculation=spec)
-        found = BatchEngine(engine, clock=clock).generate(prompt, options)
-        text[:] = [*prompt, *found]
-        return found
+    def generated(spec: Speculation) -> tuple[float, list[Generation]]:
+        """Tokens per second while all texts go on."""
+        engine.reset()
+        several = list[Generation]()
+        for prompt in prompts:
+            sampler = Sampler(SAMPLED, n_vocab=n_vocab, n_ctx=512)
+            options = GenerationOptions(sampler, max_tokens=TOKENS, speculation=spec)
+            several.append(batch.generate(prompt, options))
+        while not all(one.n_drawn for one in several):
+            several[0].advance() if n_texts == 1 else batch.step()
+        began, before = clock(), sum(one.n_drawn for one in several)
+        while not any(one.has_ended for one in several):
+            one = min(several, key=lambda one: one.n_drawn)
+            next(one)
+            for other in several:
+                while other.n_ready:
+                    next(other)
+        n = sum(one.n_drawn for one in several) - before
+        speed = n / (clock() - began)
+        for one in several:
+            list(one)
+        return speed, several
 
-    generation(Speculation())
-    known, figures = list(text), dict[str, dict[str, float]]()
+    _, several = generated(Speculation())
+    known = {prompt[0]: list(one.ids) for prompt, one in zip(prompts, several, strict=True)}
+    figures = dict[str, dict[str, float]]()
     for chance in chances:
-        ratios, guessed, right = list[float](), 0, 0
-        head.next_of = knowing(head, known, chance)
+        ratios, guessed, right, n = list[float](), 0, 0, 0
         head.pace = DraftPace(engine.prices)
         for _ in range(count):
-            seconds = []
+            speeds = []
             for spec in (Speculation(), speculation):
-                engine.reset()
-                done = generation(spec)
-                assert text == known
-                seconds.append(done.stats.decode_seconds)
-            ratios.append(seconds[0] / seconds[1])
-            guessed, right = guessed + done.stats.n_drafted, right + done.stats.n_accepted
-        n = count * TOKENS
-        name = f"{100 * chance:.0f} %"
-        found = figures[name] = {
+                with knowing(known, chance):
+                    speed, several = generated(spec)
+                assert [known[one.ids[0]] for one in several] == [one.ids for one in several]
+                speeds.append(speed)
+            ratios.append(speeds[1] / speeds[0])
+            guessed += sum(one.stats.n_drafted for one in several)
+            right += sum(one.stats.n_accepted for one in several)
+            n += sum(one.stats.n_generated for one in several)
+        found = figures[f"{100 * chance:.0f} %"] = {
             "faster": statistics.median(ratios),
             "least": min(ratios),
             "most": max(ratios),
             "guessed": guessed / n,
             "right": right / n,
         }
-        print(
-            f"| {name} |", " | ".join(f"{value:.2f}" for value in found.values()), "|", flush=True
-        )
+        values = " | ".join(f"{value:.2f}" for value in found.values())
+        print(f"| {100 * chance:.0f} % | {values} |", flush=True)
     return figures
 
 
@@ -195,6 +227,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--heads", nargs="+", metavar="SHAPE")
     parser.add_argument("--chances", type=float, nargs="+", default=(0.0, 0.3, 0.5, 0.7, 0.9, 1.0))
+    parser.add_argument("--texts", type=int, nargs="+", default=(1,), help="that share steps")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument(
         "--cpu-time", action="store_true", help="of one thread, where others use the machine"
@@ -202,12 +235,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.heads:
         use_threads(options.threads)
+        clock = time.process_time if options.cpu_time else time.perf_counter
         found = {}
         for name in options.heads:
-            print(f"\n{name}\n\n| right | faster | least | most | guessed | right of these |")
-            print("|---|---:|---:|---:|---:|---:|")
-            clock = time.process_time if options.cpu_time else time.perf_counter
-            found[name] = head_rounds(with_head(name), options.rounds, clock, options.chances)
+            model = with_head(name)
+            for n_texts in options.texts:
+                print(f"\n{name}, {counted(n_texts, 'text')} at a time\n")
+                print("| right | faster | least | most | guessed | right of these |")
+                print("|---|---:|---:|---:|---:|---:|")
+                found[f"{name}, {n_texts}"] = head_rounds(
+                    model, options.rounds, clock, options.chances, n_texts
+                )
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
         return

@@ -1200,7 +1200,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = checked_spec(self.gguf)
         has_head = self.config.prediction is not None
-        is_free = spec is None and draft_model is None and n_parallel == 1
+        is_free = spec is None and draft_model is None
         if has_head and is_free and not backend.records:
             self.speculation = replace(self.speculation, drafter="mtp")
         if self.speculation.drafter == "mtp":

@@ -505,8 +505,8 @@ def speculation_options() -> list[click.Parameter]:
             type=Choice(DRAFTERS),
             help="Guess tokens and evaluate several at once; the text stays the same. ngram: go on "
             "as the text did where its last tokens came up before. draft: as -md's model says. "
-            "mtp: as a block of the model's own file says, on a CPU. [default: draft with -md, "
-            "else mtp if the file has such a block and one text runs at a time, else none]",
+            "mtp: as a block of the model's own file says, on a CPU, or as the text did if that is "
+            "longer. [default: draft with -md, else mtp if the file has such a block, else none]",
         ),
         *draft_model_options(),
         _SPEED.option(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from localkv.cache.arrays import Array, Draw, Wanted
@@ -26,6 +26,7 @@ from localkv.engine.generation import Generation, checked
 from localkv.engine.prefix import KeptText, PrefixCache, Text
 from localkv.engine.recorded import DecodeLoop, NextTokens
 from localkv.engine.scheduler import Part, Request, Scheduler, SchedulerConfig, StepShape
+from localkv.engine.speculation.draft_model import ModelSpeculator, draft_together
 from localkv.engine.speculation.speculator import Prices, Speculator
 
 LEARN_FROM = 8
@@ -325,20 +326,43 @@ class BatchDrafts:
             return [self._of_one(parts[0], generations[parts[0].request.number])]
         prices, made = self._prices_of(len(parts)), list[Part]()
         missing = sum(part.n_tokens for part in parts) - len(parts)
+        together = self._together(parts, generations, prices, missing)
         for part in parts:
             generation = generations[part.request.number]
-            room = self._room(part, generation)
-            drafts: Sequence[int] = ()
-            if generation.speculator is not None and room > 0:
-                speculator = generation.speculator
-                speculator.pace.prices = prices
+            speculator, room = generation.speculator, self._room(part, generation)
+            drafts = together.get(part.request.number, ())
+            if speculator is not None and room > 0 and part.request.number not in together:
+                speculator.priced(prices)
                 drafts = speculator.draft(room, missing=missing, others=len(parts) - 1)
-                drafts = generation.valid(drafts)
+            drafts = generation.valid(drafts)
             if drafts and self._fits(part, drafts, prices, missing, len(parts)):
                 part = Part(part.request, part.n_tokens, tuple(drafts))
                 missing += len(drafts)
             made.append(part)
         return made
+
+    def _together(
+        self,
+        parts: Sequence[Part],
+        generations: Mapping[int, Generation],
+        prices: Prices,
+        missing: int,
+    ) -> dict[int, Sequence[int]]:
+        """Guesses of models that draft for several texts together, by the requests' numbers."""
+        asked = dict[int, list[tuple[int, ModelSpeculator[Any], int]]]()
+        for part in parts:
+            number = part.request.number
+            speculator, room = generations[number].speculator, self._room(part, generations[number])
+            if isinstance(speculator, ModelSpeculator) and speculator.drafts_together and room > 0:
+                speculator.priced(prices)
+                asked.setdefault(id(speculator.model), []).append((number, speculator, room))
+        found = dict[int, Sequence[int]]()
+        for of_model in asked.values():
+            drafts = draft_together(
+                [one[1:] for one in of_model], missing=missing, others=len(parts) - 1
+            )
+            found |= zip([number for number, *_ in of_model], drafts, strict=True)
+        return found
 
     def _of_one(self, part: Part, generation: Generation) -> Part:
         """The only part of a step, with the guesses that are worth their rows."""
@@ -347,7 +371,7 @@ class BatchDrafts:
         room = self._room(part, generation)
         if speculator is None or room < 1:
             return part
-        speculator.pace.prices = self._prices[1]
+        speculator.priced(self._prices[1])
         drafts = generation.valid(speculator.draft(room, missing=n_tokens - 1))
         if not drafts or not self.rows.reserve_drafts(request, n_tokens, len(drafts)):
             return part
@@ -376,7 +400,7 @@ class BatchDrafts:
         if n_texts == 1:
             alone = generations[parts[0].request.number].speculator
             if alone is not None:
-                alone.pace.measured(parts[0].n_rows, seconds)
+                alone.measured(parts[0].n_rows, seconds)
             return
         n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
         n_drafted = sum(bool(part.drafts) for part in parts)

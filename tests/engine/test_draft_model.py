@@ -79,8 +79,8 @@ def drafting(
     slot = Engine(draft, own or CacheConfig(n_ctx=300), exact=False).slot
     engine.draft = DraftModel(slot, 300, 96, engine.prices)
     engine.draft.pace.may_draft = lambda *_: True
-    engine.draft.pace.worthy = len
-    engine.draft.pace.guessing = lambda most, *_: as_many(min(most, 5))
+    engine.draft.pace.worthy = lambda found: [len(guesses) for guesses in found]
+    engine.draft.pace.guessing = lambda most, *_, **__: as_many(min(most, 5))
     return engine
 
 
@@ -162,7 +162,7 @@ def test_wrong_guesses_are_taken_back(
 
 
 def guesses(draft: DraftModel, text: Text, most: int) -> list[int]:
-    found, _ = draft.draft(text, as_many(most))
+    (found,), _ = draft.draft([(text, as_many(most))])
     return [guess.token for guess in found]
 
 
@@ -189,7 +189,7 @@ def test_guesses_at_once_are_those_made_one_by_one(
         for number in range(60):
             least = [rng.choice((0.0, 0.0, 0.6, 0.95)) for _ in range(12)]
             guessing = Guessing(12, 90, rng.choice((0.0, 0.05)), (0.1, 0.3), (0.9, 0.5, 1.0), least)
-            found = draft.draft(text, guessing)[0]
+            (found,), _ = draft.draft([(text, guessing)])
             if is_slow:
                 made.append(found)
             assert found == made[number][: len(found)]
@@ -221,10 +221,10 @@ def test_where_a_draft_ends(models: list[Transformer]) -> None:
     draft = engine.draft
     assert draft is not None
     text = Text(list(PROMPT), len(PROMPT))
-    assert draft.draft(text, as_many(6, p_min=1.0))[0] == []
-    assert len(draft.draft(text, as_many(6, few=3))[0]) == 3
+    assert draft.draft([(text, as_many(6, p_min=1.0))])[0] == [[]]
+    assert len(draft.draft([(text, as_many(6, few=3))])[0][0]) == 3
     draft.n_ctx = len(PROMPT) + 2
-    assert len(draft.draft(text, as_many(6))[0]) == 2
+    assert len(draft.draft([(text, as_many(6))])[0][0]) == 2
     assert len(list(generated(engine, PROMPT, 9, **GREEDY))) == 9
     draft.n_vocab = max(PROMPT)
     generation = generated(engine, PROMPT, 9, **GREEDY)
@@ -271,7 +271,7 @@ def test_a_draft_switches_itself_off() -> None:
             rounds += 1
             pace.guessing(3, 1, 0.002, 96, 0.0)
             pace.drafted(0.004)
-            n = pace.worthy([16, 16])
+            (n,) = pace.worthy([[16, 16]])
             pace.guessed(16, right=False)
             pace.measured(1 + n, 0.01 + 0.001 * n)
             total += 0.014
@@ -284,7 +284,7 @@ def test_a_draft_switches_itself_off() -> None:
         pace.guessed(16, right=True)
     guessing = pace.guessing(3, 1, 0.002, 96, 0.0)
     assert guessing.goes_on(guessing.chance(1.0), 1)
-    assert pace.worthy([16, 16, 16]) == 3
+    assert pace.worthy([[16, 16, 16]]) == [3]
 
 
 def test_what_others_take_of_the_machine_is_no_debt() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from weakref import ref
 
@@ -29,6 +30,7 @@ from localkv.sampling.sampler import Sampler
 from support.f32_copy import f32_copy
 from support.forward import nmse
 from support.head_models import HEAD_MODELS
+from support.held_pages import check_pages
 from support.hybrid_models import IDS, LAYERS, N_VOCAB, SHOWN, hybrid
 
 PROMPT = IDS[:40]
@@ -68,8 +70,8 @@ def with_head(model: Transformer, cache: CacheConfig, own: CacheConfig | None = 
     head = head_of(engine)
     engine.prices.one = 1e-3
     head.pace.may_draft = lambda *_: True
-    head.pace.worthy = len
-    head.pace.guessing = lambda most, *_: as_many(most)
+    head.pace.worthy = lambda found: [len(guesses) for guesses in found]
+    head.pace.guessing = lambda most, *_, **__: as_many(most)
     return engine
 
 
@@ -89,19 +91,17 @@ def generated(
     return BatchEngine(engine).generate(prompt, options)
 
 
-def knowing(engine: Engine, text: list[int], wrong: int) -> None:
-    """Have the head guess the tokens of a text, all but each `wrong`th, wherever it is in it."""
-    head, next_of = head_of(engine), PredictionHead.next_of
-    numbers = iter(range(1 << 20))
+def knowing(patch: pytest.MonkeyPatch, texts: list[list[int]], wrong: int) -> None:
+    """Have heads guess the tokens of texts, all but each `wrong`th, wherever they are in them."""
+    likeliest, numbers = HeadText.likeliest, iter(range(1 << 20))
 
-    def next_known(x: np.ndarray) -> tuple[np.ndarray, int, float]:
-        hidden, token, probability = next_of(head, x)
-        at = head.texts[-1].n_rows + 1
-        if next(numbers) % wrong and at < len(text):
-            return hidden, text[at], probability
-        return hidden, token, probability
+    def next_known(self: HeadText, logits: np.ndarray) -> tuple[int, float]:
+        token, probability = likeliest(self, logits)
+        n, ids, at = self.text.n_prompt, self.text.ids, self.n_rows + 1
+        text = next((one for one in texts if one[:n] == ids[:n]), ids)
+        return (text[at] if next(numbers) % wrong and at < len(text) else token), probability
 
-    head.next_of = next_known
+    patch.setattr(HeadText, "likeliest", next_known)
 
 
 CACHES = [
@@ -115,7 +115,7 @@ CACHES = [
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("cache", CACHES, ids=lambda cache: cache.types_text)
 def test_the_text_is_the_one_without_guesses(
-    model: Transformer, cache: CacheConfig, params: dict
+    model: Transformer, cache: CacheConfig, params: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With guesses of a random head, and with guesses that are mostly right."""
     n, plain = 40, Engine(model, cache)
@@ -125,7 +125,7 @@ def test_the_text_is_the_one_without_guesses(
     for share in (0, 7):
         engine = with_head(model, cache, CacheConfig("q8_0", "q5_0"))
         if share:
-            knowing(engine, [*PROMPT, *text], share)
+            knowing(monkeypatch, [[*PROMPT, *text]], share)
         generation = generated(engine, PROMPT, n, **params)
         assert list(generation) == text
         stats = generation.stats
@@ -136,13 +136,15 @@ def test_the_text_is_the_one_without_guesses(
 
 
 @pytest.mark.parametrize("name", HEAD_MODELS)
-def test_heads_of_all_architectures_guess(name: str, tmp_path: Path) -> None:
+def test_heads_of_all_architectures_guess(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A head guesses as in the test of logits, and the text is the one without guesses."""
     loaded = load_model(HEAD_MODELS[name](tmp_path / "m.gguf"), cpu_backend(), predicts=True)[0]
     cache = CacheConfig("q8_0", "q8_0", n_ctx=300)
     text = list(generated(Engine(loaded, cache), PROMPT, 24, Speculation()))
     engine = with_head(loaded, cache)
-    knowing(engine, [*PROMPT, *text], 7)
+    knowing(monkeypatch, [[*PROMPT, *text]], 7)
     generation = generated(engine, PROMPT, 24)
     assert list(generation) == text
     assert generation.stats.n_drafted > generation.stats.n_accepted > 8
@@ -153,15 +155,13 @@ def test_the_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     whole = f32_copy(HEAD_MODELS[name](tmp_path / "model.gguf"), tmp_path / "f32.gguf")
     model = load_model(whole, cpu_backend(), predicts=True)[0]
     engine = with_head(model, CacheConfig("f32", "f32", n_ctx=300), CacheConfig("f32", "f32"))
-    head, block = head_of(engine), head_of(engine).block
+    head = head_of(engine)
     hidden, sequence, rows = states(engine, IDS), head.cache.new_sequence(), []
 
     def run(token: int, of: np.ndarray) -> tuple[np.ndarray, int]:
-        x = head.run(sequence, [token], of, wants=True)
-        following, guess, _ = head.next_of(x)
-        weights = block.weights
-        rows.append(block.backend.logits(x, weights.output_norm, weights.output, block.config)[0])
-        return following, guess
+        following, logits = head.next_of(head.run([(sequence, [token])], of, wants=True))
+        rows.append(logits[0])
+        return following, int(logits[0].argmax())
 
     for at in range(1, len(IDS)):
         following, guess = run(IDS[at], hidden[at - 1 : at])
@@ -189,11 +189,11 @@ def test_wrong_guesses_are_taken_back(model: Transformer) -> None:
     rows = HeadText(head, text)
     rows.saw(0, hidden[:30])
     for at in range(31, len(IDS)):
-        found = rows.guesses(as_many(4))
+        (found,) = head.guesses([(rows, as_many(4))])
         assert len(found) == 4
         other = HeadText(head, Text(list(text.ids), 30))
         other.saw(0, hidden[: len(text.ids) - 1])
-        wanted = other.guesses(as_many(4))
+        (wanted,) = head.guesses([(other, as_many(4))])
         assert [one.token for one in wanted] == [one.token for one in found]
         other.give_back()
         text.ids.append(IDS[at])
@@ -248,19 +248,58 @@ def test_a_closed_engine_lets_go_of_the_model(path: Path) -> None:
         list(running)
 
 
-def test_several_requests_at_once(model: Transformer) -> None:
-    cache = CacheConfig(n_ctx=300, n_sequences=2)
-    prompts, plain = (PROMPT, IDS[20:50]), Engine(model, CacheConfig(n_ctx=300))
-    want = [list(generated(plain, prompt, 20, Speculation(), **GREEDY)) for prompt in prompts]
-    batch = BatchEngine(with_head(model, cache))
-    options = [
-        GenerationOptions(sampler=sampler(**GREEDY), max_tokens=20, speculation=SPECULATION)
-        for _ in prompts
+PROMPTS = (PROMPT, IDS[20:50], IDS[5:9], IDS[30:60])
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: cache.types_text)
+@pytest.mark.parametrize("wrong", [1, 5])
+def test_several_requests_at_once(
+    model: Transformer, cache: CacheConfig, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text is the one that it is alone; all of them are guessed, in fewer steps than tokens if
+    guesses are right."""
+    n, plain = 24, Engine(model, cache)
+    want = [list(generated(plain, one, n, Speculation(), **SAMPLED)) for one in PROMPTS]
+    engine = with_head(model, replace(cache, n_sequences=3))
+    knowing(monkeypatch, [[*a, *b] for a, b in zip(PROMPTS, want, strict=True)], wrong)
+    batch = BatchEngine(engine, step_ms=1e6)
+    every = [
+        batch.generate(
+            one,
+            GenerationOptions(sampler=sampler(**SAMPLED), max_tokens=n, speculation=SPECULATION),
+        )
+        for one in PROMPTS
     ]
-    both = [batch.generate(*one) for one in zip(prompts, options, strict=True)]
-    while not all(one.has_ended for one in both):
+    while not all(one.has_ended for one in every):
         batch.step()
-    assert [list(one) for one in both] == want
+    assert [list(one) for one in every] == want
+    assert all(one.stats.n_drafted for one in every)
+    if wrong > 1:
+        assert batch.stats.n_accepted > 4 * n / 3
+        assert batch.stats.n_steps < 4 * n / 3
+    check_pages(engine.cache)
+    check_pages(head_of(engine).cache)
+
+
+def test_guesses_for_several_are_the_ones_for_each(model: Transformer) -> None:
+    """Two texts come to the end of the context, one wants a single guess."""
+    hidden = states(Engine(model, CacheConfig(n_ctx=300)), IDS)
+    head = head_of(with_head(model, CacheConfig(n_ctx=32, n_sequences=6)))
+
+    def rows_of(n: int) -> HeadText:
+        rows = HeadText(head, Text(IDS[: n + 1], n))
+        rows.saw(0, hidden[:n])
+        return rows
+
+    lengths, mosts = (20, 9, 30, 31, 25), (4, 4, 4, 4, 1)
+    alone = []
+    for n, most in zip(lengths, mosts, strict=True):
+        rows = rows_of(n)
+        alone += head.guesses([(rows, as_many(most))])
+        rows.give_back()
+    assert [len(one) for one in alone] == [4, 4, 3, 2, 1]
+    several = [rows_of(n) for n in lengths]
+    assert head.guesses([*zip(several, map(as_many, mosts), strict=True)]) == alone
 
 
 def test_work_that_breaks_off_leaves_no_rows(model: Transformer) -> None:
@@ -296,7 +335,10 @@ def test_a_model_with_a_head_guesses_unless_it_is_told_not_to(path: Path) -> Non
         assert llm.memory.draft.weights == 0
         assert llm.memory.draft.cache_k > 0
         weights = llm.memory.weights
-    for arguments in ({"spec": "none"}, {"spec": "ngram"}, {"n_parallel": 2}):
+    with LLM(path, n_ctx=128, progress=False, n_parallel=2) as llm:
+        assert llm.speculation.drafter == "mtp"
+        assert head_of(llm.engine).cache.n_sequences == 2
+    for arguments in ({"spec": "none"}, {"spec": "ngram"}):
         with LLM(path, n_ctx=128, progress=False, **arguments) as llm:
             assert llm.speculation.drafter != "mtp"
             assert llm.engine.head is None

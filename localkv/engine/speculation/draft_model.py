@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,16 +101,21 @@ class DraftModel:
 
     Attributes:
         pace: what was measured, in all texts.
-        times: what it takes.
     """
+
+    drafts_together = False
 
     def __init__(self, slot: CacheSlot, n_ctx: int, n_vocab: int, prices: Prices) -> None:
         self.slot = slot
         self.n_ctx = n_ctx
         self.n_vocab = n_vocab
         self.pace = DraftPace(prices)
-        self.times = GuessTimes()
+        self._times = GuessTimes()
         self._n_same = 0
+
+    def times(self, n_texts: int = 1) -> GuessTimes:
+        """What guesses take."""
+        return self._times
 
     def warm_up(self) -> None:
         """Evaluate some tokens and forget them, so that no text waits for what is made once."""
@@ -123,12 +128,12 @@ class DraftModel:
                 text.ids += [0] * n
             timed = []
             for _ in range(_TIMES):  # the first ones took long
-                self.times.token, started = 0.0, time.perf_counter()
+                self._times.token, started = 0.0, time.perf_counter()
                 found = self.guesses(text, self._any(4))
-                seconds, token = time.perf_counter() - started, self.times.token
+                seconds, token = time.perf_counter() - started, self._times.token
                 timed.append((token, seconds - token * len(found)))
             token, overhead = (max(0.0, min(some)) for some in zip(*timed, strict=True))
-            self.times = GuessTimes(token, overhead=overhead)
+            self._times = GuessTimes(token, overhead=overhead)
             self.slot.forget()
 
         self.slot.turn(work)
@@ -145,7 +150,7 @@ class DraftModel:
             self._take(text)
             n_missing, started = len(text.ids) - self.slot.sequence.length, time.perf_counter()
             self.slot.logits(text)
-            return self.times.read(n_missing, time.perf_counter() - started)
+            return self._times.read(n_missing, time.perf_counter() - started)
 
         return self.slot.turn(work) if len(text.ids) <= self.n_ctx else 0.0
 
@@ -159,13 +164,14 @@ class DraftModel:
         return max(1, len(text.ids) - n_held)
 
     def draft(
-        self, text: Text, guessing: Guessing, started: float | None = None
-    ) -> tuple[list[Guess], float]:
-        """Call `guesses` in a turn; and the seconds that it took since it `started`, as
-        `GuessTimes.drafted` has them."""
+        self, asked: Sequence[tuple[Text, Guessing]], started: float | None = None
+    ) -> tuple[list[list[Guess]], float]:
+        """Call `guesses` for the only text in a turn; and the seconds that it took since it
+        `started`, as `GuessTimes.drafted` has them."""
+        ((text, guessing),) = asked
         started, n_missing = started or time.perf_counter(), self.n_missing(text)
         found = self.slot.turn(lambda: self.guesses(text, guessing))
-        return found, self.times.drafted(n_missing, len(found), time.perf_counter() - started)
+        return [found], self._times.drafted(n_missing, len(found), time.perf_counter() - started)
 
     def guesses(self, text: Text, guessing: Guessing) -> list[Guess]:
         """Tokens that may follow a text of the large model, one after the other.
@@ -183,7 +189,7 @@ class DraftModel:
         if len(missing) <= FEW_MISSING:
             found = slot.guess(missing, guessing)
             if found is not None:
-                self.times.timed(found.seconds)
+                self._times.timed(found.seconds)
                 pairs = zip(found.tokens, found.probabilities, strict=True)
                 return [Guess(token, confidence_of(p)) for token, p in pairs]
         return self._one_by_one(text, guessing)
@@ -204,7 +210,7 @@ class DraftModel:
             if not guessing.goes_on(likely, len(found)):
                 break
             logits = slot.evaluate([token], generated=True)
-            self.times.timed(time.perf_counter() - started)
+            self._times.timed(time.perf_counter() - started)
         return found
 
     def _logits(self, text: Text) -> Array | None:
@@ -233,50 +239,80 @@ class DraftModel:
             text.n_prompt = len(ids)
 
 
-class Guesser(Protocol):
-    """What drafts for a text of another model.
+Of = TypeVar("Of")
+"""What a guesser knows a text by."""
+_Of = TypeVar("_Of", contravariant=True)
+
+
+class Guesser(Protocol[_Of]):
+    """What drafts for texts of another model.
 
     Attributes:
         pace: what was measured, in all texts.
-        times: what it takes.
         n_vocab: tokens that both know.
+        drafts_together: it drafts for several texts that share steps.
     """
 
     pace: DraftPace
-    times: GuessTimes
-    n_vocab: int
+    drafts_together: bool
 
-    def n_missing(self, text: Text) -> int:
+    @property
+    def n_vocab(self) -> int: ...
+
+    def times(self, n_texts: int = 1) -> GuessTimes:
+        """What guesses for so many texts together take."""
+        ...
+
+    def n_missing(self, text: _Of) -> int:
         """Tokens of a text to be evaluated before the first guess."""
         ...
 
-    def lacks_much(self, text: Text) -> bool:
+    def lacks_much(self, text: _Of) -> bool:
         """Whether the missing tokens of a text are as many as a prompt, and read like one."""
         ...
 
-    def read(self, text: Text) -> float:
+    def read(self, text: _Of) -> float:
         """Evaluate what is missing of a text: the seconds that it took."""
         ...
 
-    def draft(self, text: Text, guessing: Guessing, started: float) -> tuple[list[Guess], float]:
-        """Tokens that may follow; and the seconds that it took since it `started`."""
+    def draft(
+        self, asked: Sequence[tuple[_Of, Guessing]], started: float
+    ) -> tuple[list[list[Guess]], float]:
+        """Tokens that may follow each text, which shares no step with others if it is the only
+        one; and the seconds that it took since it `started`."""
         ...
 
 
-class ModelSpeculator(Speculator):
-    """Guesses tokens of a text with a model, while it is worth it and the text is alone.
+class ModelSpeculator(Speculator, Generic[Of]):
+    """Guesses tokens of a text with a model, while it is worth it.
 
     Args:
-        model: which has the rows of the text.
+        model: which guesses.
+        rows: what the model knows the text by; None for the text.
+        copies: guesses, too, from what the text repeats; the longer guess is taken.
         reads_late: it reads a text when it first drafts for it, and not at the text's beginning:
             others may run, for which it would have to wait.
+
+    Attributes:
+        pace: what was measured of who has guessed last.
     """
 
-    def __init__(self, config: Speculation, model: Guesser, *, reads_late: bool = False) -> None:
+    def __init__(
+        self,
+        config: Speculation,
+        model: Guesser[Of],
+        rows: Of | None = None,
+        *,
+        copies: Speculator | None = None,
+        reads_late: bool = False,
+    ) -> None:
         self.config = config
         self.model = model
+        self.pace: Pace = model.pace
+        self._rows = rows
+        self._copies = copies
         self._reads_late = reads_late
-        self.pace: DraftPace = model.pace
+        self._n_found = 0
         self._text = Text([], 0)
         self._guesses = deque[Guess]()
         self._is_known = True
@@ -286,7 +322,12 @@ class ModelSpeculator(Speculator):
     @property
     def is_resting(self) -> bool:
         """Whether drafts have cost too much, and `draft` would give none."""
-        return self._n_resting > 0
+        return self._n_resting > 0 and (self._copies is None or self._copies.is_resting)
+
+    @property
+    def drafts_together(self) -> bool:
+        """Whether the model drafts for this text and others that share a step."""
+        return self.model.drafts_together
 
     def begin(self, prompt: Iterable[int]) -> None:
         """Read a prompt."""
@@ -295,7 +336,25 @@ class ModelSpeculator(Speculator):
         self._is_known = max(ids) < self.model.n_vocab
         self._is_read = self._is_known and not self._reads_late
         if self._is_read:
-            self.model.read(self._text)
+            self.model.read(self._of)
+        if self._copies is not None:
+            self._copies.begin(ids)
+
+    @property
+    def _of(self) -> Of:
+        return cast("Of", self._text) if self._rows is None else self._rows
+
+    def priced(self, prices: Prices) -> None:
+        """These are the prices of the next batch."""
+        self.model.pace.prices = prices
+        if self._copies is not None:
+            self._copies.priced(prices)
+
+    def measured(self, n_rows: int, seconds: float) -> None:
+        """Take note of a batch, as `Pace.measured` has it."""
+        super().measured(n_rows, seconds)
+        if self._copies is not None and self.pace is self.model.pace:
+            self._copies.pace.rested(1)
 
     def accept(self, token: int) -> None:
         """Take note of the text's next token, which proves or refutes a guess."""
@@ -303,51 +362,135 @@ class ModelSpeculator(Speculator):
             self._n_resting -= 1
         elif self._guesses:
             guess = self._guesses.popleft()
-            self.pace.guessed(guess.confidence, right=guess.token == token)
+            self.model.pace.guessed(guess.confidence, right=guess.token == token)
             if guess.token != token:
                 self._guesses.clear()
+        if self._copies is not None:
+            self._copies.accept(token)
         self._text.ids.append(token)
         if token >= self.model.n_vocab:
             self._is_known = False
 
     def draft(self, most: int, *, missing: int = 0, others: int = 0) -> Sequence[int]:
-        """Draft, as `Speculator.draft` has it."""
-        pace, most = self.pace, min(most, self.config.draft_max)
-        self._guesses.clear()
-        is_possible = self._is_known and not others and most >= self.config.draft_min
-        if not is_possible:
+        """Draft, as `Speculator.draft` has it, unless the model drafts for one text at a time, and
+        others share the step."""
+        if others and not self.drafts_together:
+            self.waits()
             return ()
-        if pace.compares:
-            return ()
-        model, text, reading = self.model, self._text, 0.0
-        lacks_much = model.lacks_much(text)
+        return draft_together([(self, most)], missing=missing, others=others)[0]
+
+    def asks(self, most: int) -> int:
+        """Guesses that are to be made at most, as it is time for some; perhaps none.
+
+        What the model lacks of the text is read.
+        """
+        self.waits()
+        model, reading = self.model, 0.0
+        pace, most = model.pace, min(most, self.config.draft_max)
+        if not self._is_known or most < self.config.draft_min or self._n_resting:
+            return 0
+        lacks_much = model.lacks_much(self._of)
         if lacks_much and self._is_read:
-            reading = model.times.reading * model.n_missing(text)
+            reading = model.times().reading * model.n_missing(self._of)
         if not pace.may_draft(reading):
             self._n_resting = min(max(_PAUSE, pace.tokens_to_rest(reading)), _LONGEST_PAUSE)
             pace.rested(self._n_resting - 1)
-            return ()
+            return 0
         if lacks_much:
-            seconds = model.read(text)
+            seconds = model.read(self._of)
             if self._is_read:
                 pace.read(seconds)
-            self._is_read = True
-        started = time.perf_counter()
-        guessing = pace.guessing(
+        self._is_read = True
+        return most
+
+    def guessing(self, most: int, n_rows: int, n_texts: int) -> tuple[Of, Guessing]:
+        """How far a draft should go.
+
+        Args:
+            most: guesses at most.
+            n_rows: that are evaluated anyway, beside the other texts'.
+            n_texts: that guesses are made for.
+        """
+        times = self.model.times(n_texts)
+        return self._of, self.model.pace.guessing(
             most,
-            1 + missing,
-            model.times.token,
-            model.n_vocab,
+            n_rows,
+            times.token,
+            self.model.n_vocab,
             self.config.draft_p_min,
-            model.times.overhead,
+            times.overhead,
+            n_asked=n_texts,
         )
-        found, seconds = model.draft(text, guessing, started)
-        pace.drafted(seconds)
-        self._guesses.extend(found)
-        n = pace.worthy([guess.confidence for guess in found])
-        if found and not n:
-            pace.prices.doubt()
-        return [guess.token for guess in found[:n]] if n >= self.config.draft_min else ()
+
+    def waits(self, guesses: Sequence[Guess] = ()) -> None:
+        """Wait for the tokens that prove guesses or refute them, and for no others."""
+        self._guesses = deque(guesses)
+
+    def copied(self, most: int, missing: int, others: int) -> Sequence[int]:
+        """What the text may repeat, if that is worth its rows."""
+        if self._copies is None or self._copies.is_resting:
+            return ()
+        return self._copies.draft(most, missing=missing, others=others)
+
+    @property
+    def n_likely(self) -> int:
+        """Guesses that the model may make, by those that it made last."""
+        return self._n_found
+
+    def longer(self, copied: Sequence[int], guesses: Sequence[Guess], n: int) -> Sequence[int]:
+        """The longer of two drafts: what the text repeats, and the first `n` guesses."""
+        is_copied = len(copied) > n
+        self.pace = self.model.pace
+        if is_copied and self._copies is not None:
+            self.pace = self._copies.pace
+        if guesses:
+            self.waits(guesses)
+            self._n_found = len(guesses)
+        return copied if is_copied else [guess.token for guess in guesses[:n]]
+
+
+def draft_together(
+    asked: Sequence[tuple[ModelSpeculator[Of], int]], *, missing: int, others: int
+) -> list[Sequence[int]]:
+    """Tokens that should be evaluated with the next ones of texts that share a step; of all guesses
+    of their model the most likely ones are.
+
+    Args:
+        asked: speculators of one model, and the most tokens for each.
+        missing, others: as `Speculator.draft` has them.
+    """
+    model = asked[0][0].model
+    pace = model.pace
+    pace.shared_by(others + 1)
+    copies = [speculator.copied(most, missing, others) for speculator, most in asked]
+    drafts = [
+        speculator.longer(copied, (), 0)
+        for (speculator, _), copied in zip(asked, copies, strict=True)
+    ]
+    if pace.compares:
+        for speculator, _ in asked:
+            speculator.waits()
+        return drafts
+    asking = list[tuple[int, int]]()
+    for i, (speculator, most) in enumerate(asked):
+        if len(copies[i]) > speculator.n_likely:
+            speculator.waits()
+        elif n := speculator.asks(most):
+            asking.append((i, n))
+    if not asking:
+        return drafts
+    started = time.perf_counter()
+    guessing = [asked[i][0].guessing(most, 1 + missing, len(asking)) for i, most in asking]
+    found, seconds = model.draft(guessing, started)
+    pace.drafted(seconds)
+    numbers = pace.worthy([[guess.confidence for guess in guesses] for guesses in found])
+    for (i, _), guesses, number in zip(asking, found, numbers, strict=True):
+        speculator = asked[i][0]
+        n = number if number >= speculator.config.draft_min else 0
+        drafts[i] = speculator.longer(copies[i], guesses, n)
+    if any(found) and not any(numbers):
+        pace.prices.doubt()
+    return drafts
 
 
 _BOUNDS = (
@@ -377,18 +520,23 @@ def confidence_of(probability: float) -> int:
 
 
 class DraftPace(Pace):
-    """Chooses how far a draft model goes, for one text."""
+    """Chooses how far a draft model goes, for one text or for some that share steps."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         super().__init__(prices)
         edges = (0.0, *_BOUNDS, 1.0)
         self._tests = [_PRIOR_TESTS] * (MOST_SURE + 1)
         self._hits = [0.0] + [_PRIOR_TESTS * (low + high) / 2 for low, high in pairwise(edges)]
-        self._rows = 1
+        self._rows = 1, 1
         self._n_drafts = self._age = 0
         self._has_drafted = False
         self._guessing: Guessing | None = None
         self._should_pay = True
+
+    def shared_by(self, n_texts: int) -> None:
+        """So many texts share the next step: a token that a text is spared saves a step's share."""
+        if n_texts != self._n_texts:
+            self._n_texts, self._guessing = n_texts, None
 
     @property
     def compares(self) -> bool:
@@ -423,6 +571,8 @@ class DraftPace(Pace):
         n_vocab: int,
         p_min: float,
         overhead: float = 0.0,
+        *,
+        n_asked: int = 1,
     ) -> Guessing:
         """How far a draft should go: a guess should be followed by another one if that is likely to
         save more than it takes.
@@ -430,39 +580,53 @@ class DraftPace(Pace):
         Args:
             most: guesses at most.
             n_rows: that are evaluated anyway.
-            seconds: what each guess takes.
+            seconds: what a guess for each of the texts takes, all together.
             n_vocab, p_min: as `Guessing` has them.
             overhead: seconds of a draft without its guesses.
+            n_asked: texts that guesses are made for.
         """
         known, self._age = self._guessing, self._age + 1
-        if known is not None and self._age < _REFRESHED and self._rows == n_rows:
+        now = n_rows, n_asked
+        if known is not None and self._age < _REFRESHED * n_asked and self._rows == now:
             same = known.most == most and known.n_vocab == n_vocab and known.p_min == p_min
             if same:
                 return known
-        one, steps = self.prices.one, self.prices.steps
+        one, steps, n_texts = self.prices.one, self.prices.steps, self._n_texts
         guess = seconds / one if one else 0.0
-        prices = [steps(n_rows + n) for n in range(1, most + 1)]
-        least = [_MARGIN * (guess + max(0.0, after - price)) for price, after in pairwise(prices)]
+        prices = [steps(n_rows + n_asked * n) for n in range(1, most + 1)]
+        share = _MARGIN * n_texts / n_asked  # of a step that a right guess saves
+        least = [share * (guess + max(0.0, after - price)) for price, after in pairwise(prices)]
         chances = [self._chance(level) for level in range(1, MOST_SURE + 1)]
-        self._rows, self._age = n_rows, 0
+        self._rows, self._age = now, 0
         self._should_pay = self._pays(
             [price - steps(n_rows) + guess * (n + 1) for n, price in enumerate(prices)],
             overhead / one if one else 0.0,
+            n_asked / n_texts,
         )
         self._guessing = Guessing(most, n_vocab, p_min, _BOUNDS, chances, (*least, 1.0))
         return self._guessing
 
-    def worthy(self, confidences: Sequence[int]) -> int:
-        """How many of the guesses that were made should be evaluated, perhaps none."""
-        steps, rows = self.prices.steps, self._rows
-        likely, saved, best, best_gain = 1.0, 0.0, 0, 0.0
-        for n, confidence in enumerate(confidences, 1):
-            likely *= self._chance(confidence)
-            saved += likely
+    def worthy(self, confidences: Sequence[Sequence[int]]) -> list[int]:
+        """How many of the guesses that were made for each text should be evaluated, perhaps
+        none."""
+        steps, (rows, _) = self.prices.steps, self._rows
+        every = list[tuple[float, int]]()
+        for text, levels in enumerate(confidences):
+            likely = 1.0
+            for level in levels:
+                likely *= self._chance(level)
+                every.append((likely, text))
+        every.sort(key=lambda one: -one[0])
+        saved, best, best_gain = 0.0, 0, 0.0
+        for n, (likely, _) in enumerate(every, 1):
+            saved += likely / self._n_texts
             gain = saved - _MARGIN * (steps(rows + n) - steps(rows))
             if gain > best_gain:
                 best, best_gain = n, gain
-        return best
+        numbers = [0] * len(confidences)
+        for _, text in every[:best]:
+            numbers[text] += 1
+        return numbers
 
     def read(self, seconds: float) -> None:
         """It took the draft so long to read what it lacked of a text."""
@@ -489,33 +653,34 @@ class DraftPace(Pace):
         self._has_drafted = False
 
     def spent(self, n_rows: int, seconds: float, *, n_texts: int = 1, n_drafted: int = 1) -> None:
-        """Count time, as `Pace.spent` has it, for texts that are alone when they have drafts."""
+        """Count time, as `Pace.spent` has it, once for each text of a step."""
         one, seconds = self.prices.one, self.prices.usual(n_rows, seconds)
-        if n_texts == 1 and (n_rows > 1 or self._is_after_drafts):
-            self._lost += seconds - (one or seconds)
+        if n_rows > 1 or (n_texts == 1 and self._is_after_drafts):
+            self._lost += (seconds - (one or seconds)) / n_drafted
         else:
             self._make_up(seconds / n_texts)
         self._is_after_drafts = n_rows > 1
 
     def rested(self, n_steps: int) -> None:
         """Take note of steps that were not measured, each with one token and no drafts."""
-        self._make_up(n_steps * self.prices.one)
+        self._make_up(n_steps * self.prices.one / self._n_texts)
 
     def saved(self) -> None:
-        """A drafted token was right: one step less."""
-        self._gain(self.prices.one)
+        """A drafted token was right: one step less, or the text's share of one."""
+        self._gain(self.prices.one / self._n_texts)
 
-    def _pays(self, prices: Sequence[float], overhead: float) -> bool:
+    def _pays(self, prices: Sequence[float], overhead: float, share: float = 1.0) -> bool:
         """Whether the guesses that the draft is most sure about save more steps than they take.
 
         Args:
             prices: steps that 1, 2, ... guesses take.
             overhead: steps of a draft, however many they are.
+            share: steps that a guess saves which is right for all texts.
         """
         chance, likely, saved = self._chance(MOST_SURE), 1.0, 0.0
         for price in prices:
             likely *= chance
-            saved += likely
+            saved += share * likely
             if saved > _MARGIN * (price + overhead):
                 return True
         return False

@@ -8,12 +8,19 @@ the next draft.
 
 The head is told of hidden states as the model evaluates a text (`HeadText.saw`). Where it does
 without drafts for a while it keeps them, and reads them together when it drafts again.
+
+For texts that share the model's steps it guesses together: the first guess of each in one batch,
+then the second of all that go on, so that its weights are read once for all of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
@@ -29,7 +36,7 @@ from localkv.engine.speculation.draft_model import (
     confidence_of,
     most_probable,
 )
-from localkv.engine.speculation.speculator import Prices
+from localkv.engine.speculation.speculator import Prices, Speculator
 from localkv.kernels.backend import Guessing
 from localkv.kernels.namespace import namespace
 from localkv.model import Transformer
@@ -53,16 +60,17 @@ class PredictionHead:
 
     Attributes:
         pace: what was measured, in all texts.
-        times: what guesses take.
         texts: that have rows, those that began last at the end.
     """
+
+    drafts_together = True
 
     def __init__(
         self, model: Transformer, block: Transformer, cache: KVCache, n_batch: int, prices: Prices
     ) -> None:
         self.model, self.block, self.cache, self.n_batch = model, block, cache, n_batch
         self.pace = DraftPace(prices)
-        self.times = GuessTimes()
+        self._times = dict[int, GuessTimes]()
         self.prefixes = PrefixCache(cache, exact=False, most=MOST_KEPT)
         self.texts = list[HeadText]()
         self._unfinished = False
@@ -71,6 +79,10 @@ class PredictionHead:
     def n_vocab(self) -> int:
         """Tokens that it guesses."""
         return self.model.config.n_vocab
+
+    def times(self, n_texts: int = 1) -> GuessTimes:
+        """What guesses for so many texts together take, each for all of them."""
+        return self._times.setdefault(n_texts, GuessTimes())
 
     def warm_up(self) -> None:
         """Guess in a turn of the model, and forget it, so that no text waits for what is made
@@ -81,19 +93,17 @@ class PredictionHead:
         text = HeadText(self, Text([0] * (n + 1), n + 1))
         zeros = self.model.backend.arrays.zeros(n, config.n_embd)
         text.saw(0, self.model.backend.arrays.floating(zeros))
-        guessing = Guessing(4, self.n_vocab, 0.0, (), (1.0,), (0.0,) * 4)
-        text.guesses(guessing)
-        timed = []
+        asked = [(text, Guessing(4, self.n_vocab, 0.0, (), (1.0,), (0.0,) * 4))]
+        self.guesses(asked)
+        timed, times = [], self.times()
         for _ in range(_TIMES):  # the first ones took long
             text.text.ids.append(0)
             text.saw(len(text.text.ids) - 2, zeros[:1])
-            self.times.token, started = 0.0, time.perf_counter()
-            found = text.guesses(guessing)
-            seconds, token = time.perf_counter() - started, self.times.token
+            times.token, started = 0.0, time.perf_counter()
+            (found,) = self.guesses(asked)
+            seconds, token = time.perf_counter() - started, times.token
             timed.append((token, seconds - token * len(found)))
-        self.times.token, self.times.overhead = (
-            max(0.0, min(some)) for some in zip(*timed, strict=True)
-        )
+        times.token, times.overhead = (max(0.0, min(some)) for some in zip(*timed, strict=True))
         text.give_back()
 
     def close(self) -> None:
@@ -123,37 +133,111 @@ class PredictionHead:
                 return self.cache.fork(kept.sequence, n), text.text.ids[1 : n + 1]
         return self.cache.new_sequence(), []
 
-    def run(self, sequence: Sequence, ids: list[int], hidden: Array, *, wants: bool) -> Array:
-        """Evaluate tokens at the end of a sequence: [1 or no rows, n_embd], before the last norm.
+    def run(self, parts: Seq[tuple[Sequence, list[int]]], hidden: Array, *, wants: bool) -> Array:
+        """Evaluate tokens at the ends of sequences: [sequences or no rows, n_embd], before the last
+        norm.
 
         Args:
+            parts: sequences and their next tokens.
             hidden: [tokens, n_embd], the hidden states of the token before each.
-            wants: the last token's output is wanted.
+            wants: the outputs of the last tokens are wanted.
 
         Raises:
             NoPageError: there is no room for them.
         """
-        few = len(ids) <= FEW_MISSING and wants
+        few = wants and all(len(ids) <= FEW_MISSING for _, ids in parts)
         backend = self.model.backend
         batch = self.cache.batch(
-            [(sequence, ids)], logits="all" if few else "last" if wants else "none", generated=few
+            parts, logits="all" if few else "last" if wants else "none", generated=few
         )
         self._unfinished = True
         with backend.arrays.inference():
             x = self.model.joined(batch.token_ids, hidden)
             out = self.block.behind(x, batch, self.cache)
-        sequence.length += len(ids)
+        for sequence, ids in parts:
+            sequence.length += len(ids)
         self._unfinished = False
-        return out[-1:] if wants else out[:0]
+        if not wants:
+            return out[:0]
+        if len(out) == len(parts):
+            return out
+        return out[backend.arrays.int64([end - 1 for end in batch.starts[1:]])]
 
-    def next_of(self, x: Array) -> tuple[Array, int, float]:
-        """What follows an output x [1, n_embd]: the hidden state for the guess after this one, the
-        most probable token, and its probability."""
+    def next_of(self, x: Array) -> tuple[Array, NDArray[np.float32]]:
+        """What follows outputs x [texts, n_embd]: the hidden states for the guesses after these,
+        and logits, float32 [texts, n_vocab]."""
         weights, backend = self.block.weights, self.model.backend
         with backend.arrays.inference():
             logits = backend.logits(x, weights.output_norm, weights.output, self.block.config)
             hidden = self.model.as_read(x, weights.output_norm)
-        return hidden, *most_probable(backend.arrays.to_numpy(logits)[-1])
+        return hidden, backend.arrays.to_numpy(logits)
+
+    def n_missing(self, text: HeadText) -> int:
+        """See `Guesser`."""
+        return max(1, text.n_ready)
+
+    def lacks_much(self, text: HeadText) -> bool:
+        """See `Guesser`."""
+        return text.n_ready > FEW_MISSING
+
+    def read(self, text: HeadText) -> float:
+        """Evaluate what waits, but the last, from which a draft begins."""
+        n, started = text.n_ready - 1, time.perf_counter()
+        if n < 1:
+            return 0.0
+        text.read(n)
+        return self.times().read(n, time.perf_counter() - started)
+
+    def draft(
+        self, asked: Seq[tuple[HeadText, Guessing]], started: float | None = None
+    ) -> tuple[list[list[Guess]], float]:
+        """See `Guesser`."""
+        started = started or time.perf_counter()
+        n_missing = max(self.n_missing(text) for text, _ in asked)
+        knows = self.pace.prices.one > 0  # what a step takes, which is measured first
+        found = self.guesses(asked) if knows else [[] for _ in asked]
+        seconds, most = time.perf_counter() - started, max(map(len, found))
+        return found, self.times(len(asked)).drafted(n_missing, most, seconds)
+
+    def guesses(self, asked: Seq[tuple[HeadText, Guessing]]) -> list[list[Guess]]:
+        """Tokens that may follow each text, which must not lack much of itself."""
+        self.recover()
+        found: list[list[Guess]] = [[] for _ in asked]
+        begins = [text.begins(self.n_batch // len(asked)) for text, _ in asked]
+        likely, going = [1.0] * len(asked), [i for i, one in enumerate(begins) if one is not None]
+        parts = [one for one in begins if one is not None]
+        states = _joined([hidden for _, _, hidden in parts]) if parts else None
+        started, is_first = time.perf_counter(), True
+        while going:
+            assert states is not None
+            try:
+                x = self.run([(sequence, ids) for sequence, ids, _ in parts], states, wants=True)
+            except NoPageError:
+                break
+            if is_first:
+                for i, (_, ids, _) in zip(going, parts, strict=True):
+                    asked[i][0].began(ids)
+            else:  # before, there may have been more rows
+                now = time.perf_counter()
+                self.times(len(going)).timed(now - started)
+            started, is_first = time.perf_counter(), False
+            states, logits = self.next_of(x)
+            rows, further = list[int](), list[int]()
+            for row, i in enumerate(going):
+                text, guessing = asked[i]
+                token, probability = text.likeliest(logits[row])
+                if probability < guessing.p_min:
+                    continue
+                found[i].append(Guess(token, confidence_of(probability)))
+                likely[i] *= guessing.chance(probability)
+                if guessing.goes_on(likely[i], len(found[i])) and text.has_room:
+                    rows.append(row)
+                    further.append(i)
+            if len(rows) < len(going) and rows:
+                states = states[self.model.backend.arrays.int64(rows)]
+            going = further
+            parts = [(asked[i][0].sequence, [found[i][-1].token], states) for i in going]
+        return found
 
     def recover(self) -> None:
         """Start over if the work of a batch before broke off."""
@@ -166,6 +250,10 @@ class PredictionHead:
             self._unfinished = False
 
 
+def _joined(rows: Seq[Array]) -> Array:
+    return rows[0] if len(rows) == 1 else namespace(rows[0]).concatenate(rows, 0)
+
+
 class HeadText:
     """The rows of one text in a head's cache, and hidden states that it has not read yet.
 
@@ -173,16 +261,12 @@ class HeadText:
         head: whose cache has the rows.
         text: tokens that the model evaluates; it grows.
         is_over: whether nobody goes on with it.
-
-    Attributes:
-        pace, times, n_vocab: the head's.
     """
 
     def __init__(
         self, head: PredictionHead, text: Text, is_over: Callable[[], bool] = lambda: False
     ) -> None:
         self.head, self.text, self.is_over = head, text, is_over
-        self.pace, self.times, self.n_vocab = head.pace, head.times, head.n_vocab
         self._sequence: Sequence | None = None
         self._ids = list[int]()
         self._next = 0  # the position of the first hidden state that waits
@@ -200,7 +284,7 @@ class HeadText:
             self._sequence, self._ids = self.head.begin(self, at)
             self._next, self._waiting, self._n_waiting = at, [], 0
         if at > self._next + self._n_waiting:  # rows of these tokens came from another text
-            self._read(self._n_waiting)
+            self.read(self._n_waiting)
             self._next, self._waiting, self._n_waiting = at, [], 0
         elif at < self._next:
             hidden, at = hidden[self._next - at :], self._next
@@ -208,8 +292,8 @@ class HeadText:
         if len(hidden):
             self._waiting.append(hidden)
             self._n_waiting += len(hidden)
-        while self._n_ready > self.head.n_batch:
-            self._read(self.head.n_batch)
+        while self.n_ready > self.head.n_batch:
+            self.read(self.head.n_batch)
 
     def _drop(self, n: int) -> None:
         """Forget all but the first `n` hidden states that wait."""
@@ -226,86 +310,68 @@ class HeadText:
         return 0 if self._sequence is None else self._sequence.length
 
     @property
-    def _n_ready(self) -> int:
+    def n_ready(self) -> int:
         """Hidden states that wait whose next tokens are known."""
         return min(self._n_waiting, len(self.text.ids) - 1 - self._next)
 
-    def n_missing(self, text: Text) -> int:
-        """See `Guesser`."""
-        return max(1, self._n_ready)
+    @property
+    def sequence(self) -> Sequence:
+        """Its rows, which a draft has begun with."""
+        assert self._sequence is not None
+        return self._sequence
 
-    def lacks_much(self, text: Text) -> bool:
-        """See `Guesser`."""
-        return self._n_ready > FEW_MISSING
+    @property
+    def has_room(self) -> bool:
+        """Whether a further row fits the context."""
+        return self.n_rows < self.head.cache.n_ctx
 
-    def read(self, text: Text) -> float:
-        """Evaluate what waits, but the last, from which a draft begins."""
-        n, started = self._n_ready - 1, time.perf_counter()
-        if n < 1:
-            return 0.0
-        self._read(n)
-        return self.times.read(n, time.perf_counter() - started)
+    def likeliest(self, logits: NDArray[np.float32]) -> tuple[int, float]:
+        """The token that the head guesses next, by float32 [n_vocab], and its probability."""
+        return most_probable(logits)
 
-    def _read(self, n: int, *, wants: bool = False) -> Array | None:
-        """Evaluate tokens whose hidden states wait: the last one's output, if it is wanted and
-        there was room."""
-        n, out = min(n, self._n_ready), None
-        if n < 1 or self._sequence is None:
+    def begins(self, most: int) -> tuple[Sequence, list[int], Array] | None:
+        """What a draft begins with, if it can: the rows, at most `most` tokens whose hidden states
+        wait, and these."""
+        if self.n_ready > max(1, most):
+            self.read(self.n_ready - 1)
+        n, cache = self.n_ready, self.head.cache
+        is_told = self._next + self._n_waiting >= len(self.text.ids) - 1
+        if self._sequence is None or n < 1 or not is_told or len(self._ids) + n >= cache.n_ctx:
             return None
-        every = self._waiting
-        hidden = every[0] if len(every) == 1 else namespace(every[0]).concatenate(every, 0)
-        head = self.head
         try:
-            head.cache.cut_back(self._sequence, len(self._ids))
-            for start in range(0, n, head.n_batch):
-                end = min(n, start + head.n_batch)
-                first = self._next + 1
-                ids = self.text.ids[first + start : first + end]
-                is_last = wants and end == n
-                out = head.run(self._sequence, ids, hidden[start:end], wants=is_last)
-                self._ids += ids
+            cache.cut_back(self._sequence, len(self._ids))
+            cache.reserve(self._sequence, len(self._ids) + n)
         except NoPageError:
             self.give_back()
             return None
+        ids = self.text.ids[self._next + 1 : self._next + 1 + n]
+        self._waiting = [_joined(self._waiting)]
+        return self._sequence, ids, self._waiting[0][:n]
+
+    def began(self, ids: list[int]) -> None:
+        """Tokens were evaluated whose hidden states waited."""
+        n = len(ids)
+        self._ids += ids
         self._next += n
         self._n_waiting -= n
-        self._waiting = [hidden[n:]] if self._n_waiting else []
-        return out
+        self._waiting = [_joined(self._waiting)[n:]] if self._n_waiting else []
 
-    def draft(
-        self, text: Text, guessing: Guessing, started: float | None = None
-    ) -> tuple[list[Guess], float]:
-        """See `Guesser`."""
-        started, n_missing = started or time.perf_counter(), self.n_missing(text)
-        found = self.guesses(guessing) if self.pace.prices.one else []  # what a step takes, first
-        return found, self.times.drafted(n_missing, len(found), time.perf_counter() - started)
-
-    def guesses(self, guessing: Guessing) -> list[Guess]:
-        """Tokens that may follow the text."""
-        head, found, likely = self.head, list[Guess](), 1.0
-        room = head.cache.n_ctx - len(self._ids) - self._n_ready
-        if room < 1 or self._next + self._n_waiting < len(self.text.ids) - 1:
-            return []
-        started = time.perf_counter()
-        x = self._read(self._n_ready, wants=True)
-        while x is not None:
-            assert self._sequence is not None
-            hidden, token, probability = head.next_of(x)
-            if probability < guessing.p_min:
-                break
-            found.append(Guess(token, confidence_of(probability)))
-            likely *= guessing.chance(probability)
-            if not guessing.goes_on(likely, len(found)) or len(found) >= room:
-                break
-            try:
-                x = head.run(self._sequence, [token], hidden, wants=True)
-            except NoPageError:
-                break
-            now = time.perf_counter()
-            if len(found) > 1:  # before, there may have been more rows
-                self.times.timed(now - started)
-            started = now
-        return found
+    def read(self, n: int) -> None:
+        """Evaluate tokens whose hidden states wait, at most `n`."""
+        n, head = min(n, self.n_ready), self.head
+        if n < 1 or self._sequence is None:
+            return
+        try:
+            head.cache.cut_back(self._sequence, len(self._ids))
+            for _ in range(0, n, head.n_batch):
+                some = min(n, head.n_batch)
+                ids = self.text.ids[self._next + 1 : self._next + 1 + some]
+                hidden = _joined(self._waiting)[:some]
+                head.run([(self._sequence, ids)], hidden, wants=False)
+                self.began(ids)
+                n -= some
+        except NoPageError:
+            self.give_back()
 
     def keep(self) -> None:
         """Leave the rows to texts that begin like this one."""
@@ -330,7 +396,7 @@ class HeadText:
 
 def head_speculator(
     config: Speculation, head: PredictionHead, text: Text, is_over: Callable[[], bool]
-) -> ModelSpeculator:
+) -> ModelSpeculator[HeadText]:
     """What drafts for a new text, which tells it of hidden states (`Text.saw`).
 
     Args:
@@ -338,4 +404,5 @@ def head_speculator(
     """
     rows = HeadText(head, text, is_over)
     text.saw = rows.saw
-    return ModelSpeculator(config, rows)
+    copies = Speculator(config, head.pace.prices)
+    return ModelSpeculator(config, head, rows, copies=copies, reads_late=True)

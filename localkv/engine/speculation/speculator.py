@@ -329,6 +329,14 @@ class Speculator:
         """Take note of the text's next token, which proves or refutes a guess."""
         self._unseen.append(token)
 
+    def priced(self, prices: Prices) -> None:
+        """These are the prices of the next batch."""
+        self.pace.prices = prices
+
+    def measured(self, n_rows: int, seconds: float) -> None:
+        """Take note of a batch, as `Pace.measured` has it."""
+        self.pace.measured(n_rows, seconds)
+
     def _look(self) -> int:
         """See what has come since the last look; how sure the drafter is of what comes next."""
         drafter, pace = self._drafter, self.pace
