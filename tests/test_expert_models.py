@@ -61,7 +61,9 @@ def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_
     assert nmse(got, want) <= 2e-5
 
 
-@pytest.mark.parametrize("name", ["step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"])
+@pytest.mark.parametrize(
+    "name", ["phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+)
 def test_tokens_one_by_one_and_in_company(name: str, tmp_path: Path) -> None:
     model, _ = load_model(EXPERT_MODELS[name].write(tmp_path / "model.gguf"), cpu_backend())
     f16 = SegmentSpec("f16", "f16")
@@ -123,7 +125,13 @@ def without_sinks(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, Laye
     return attention_with(sinks=None)(spec, replace(layer, mixer=mixer))
 
 
+def without_norm_biases(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+    norms = {name: getattr(layer, name) for name in ("attn_norm", "ffn_norm")}
+    return spec, replace(layer, **{name: replace(norm, bias=None) for name, norm in norms.items()})
+
+
 PARTS = {
+    "phimoe": {"biases of norms": without_norm_biases},
     "gpt-oss": {
         "sinks": without_sinks,
         "softmax of the chosen": spec_with(gating="softmax"),

@@ -91,6 +91,7 @@ FAMILIES = {
     },
     "mixtures": {
         "olmoe": "olmoe",
+        "phimoe": "phi_moe",
         "hunyuan-moe": "hunyuan_moe",
         "minimax-m2": "minimax_m2",
         "bailingmoe2": "bailingmoe2",

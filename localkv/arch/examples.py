@@ -86,6 +86,7 @@ EXAMPLES: dict[str, str] = {
     "pangu-embedded": "openPangu Embedded",
     "phi2": "Phi 1, 1.5, 2",
     "phi3": "Phi 3, 3.5, 4, 4 mini",
+    "phimoe": "Phi 3.5 MoE",
     "plamo": "PLaMo 13B",
     "plamo3": "PLaMo 3",
     "plm": "PLM 1.8B",

@@ -1,9 +1,9 @@
 """Models with routed experts, which differ in how experts are chosen and weighed.
 
-After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
-`dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`,
-`ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp`, `afmoe.cpp`, `step35.cpp`,
-`laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
+After llama.cpp's `src/models/olmoe.cpp`, `phimoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`,
+`bailingmoe2.cpp`, `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`,
+`mellum.cpp`, `ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp`, `afmoe.cpp`,
+`step35.cpp`, `laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from localkv.arch.experts import (
     with_dense,
 )
 from localkv.arch.facts import ROPE_FREQS, Facts
-from localkv.arch.spec import AttentionParams, AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
 from localkv.arch.windows import layers_with_windows, window_rope, windows, with_window
 from localkv.errors import ModelFileError
 
@@ -32,6 +39,18 @@ def olmoe(facts: Facts) -> ModelSpec:
     attention = replace(plain.attention(facts, interleaved=False), **plain.row_norms(facts))
     moe = experts(facts, renormalise=False, n_ff=facts.same_in_all_layers("feed_forward_length"))
     return plain.model(facts, plain.layer(facts, attention, moe))
+
+
+def phi_moe(facts: Facts) -> ModelSpec:
+    """RMSNorms have biases."""
+    attention = plain.attention(facts, interleaved=False, long_divisors=True)
+    moe = experts(facts, n_ff=facts.same_in_all_layers("feed_forward_length"))
+    layer = LayerSpec(attention, moe, _biased(facts, "attn_norm"), _biased(facts, "ffn_norm"))
+    return plain.model(facts, layer, output_norm=_biased(facts, "output_norm"))
+
+
+def _biased(facts: Facts, tensor: str) -> NormSpec:
+    return replace(facts.rms_norm(tensor), biased=True)
 
 
 def hunyuan_moe(facts: Facts) -> ModelSpec:

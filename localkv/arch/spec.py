@@ -32,12 +32,14 @@ class NormSpec:
         span: the values of q or k that are normed together, and the weight's shape: each "head"
             by one weight [channels], each of the "heads" by its own [heads, channels], or the
             whole "row" of all heads by a weight [heads * channels].
+        biased: an RMSNorm takes the file's bias, too (Phi 3.5 MoE), as every LayerNorm does.
     """
 
     tensor: str
     kind: Literal["rms", "layer"]
     eps: float
     span: Literal["head", "heads", "row"] = "head"
+    biased: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from localkv.quant_formats.packed_tensor import PackedTensor
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm and its weight: float32 [n], as its bias, which only LayerNorm may have."""
+    """A norm and its weight: float32 [n], as its bias, if it has one (`NormSpec`)."""
 
     spec: NormSpec
     weight: Array

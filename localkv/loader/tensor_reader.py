@@ -248,7 +248,7 @@ class TensorReader:
         return Norm(
             spec,
             self.vector(weight, size),
-            self.optional_vector(bias, size) if spec.kind == "layer" else None,
+            self.optional_vector(bias, size) if spec.kind == "layer" or spec.biased else None,
         )
 
     def head_norm(self, spec: NormSpec, n_heads: int, size: int) -> Norm:

@@ -77,8 +77,8 @@ def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> No
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
 
 
-EXPERTS = ["step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
-"""Experts beside gates of heads, heads of V that are narrower than K's, and limits."""
+EXPERTS = ["phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+"""Experts beside biases of norms, gates of heads, heads of V that are narrower than K's, limits."""
 
 
 @pytest.mark.parametrize("name", quick(EXPERTS, ["mimo2"]))

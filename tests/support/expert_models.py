@@ -43,6 +43,7 @@ class ExpertModel:
         value_dim: channels of a head of V.
         sinks: layers whose heads have sinks.
         predicts: the last of the blocks predicts a further token.
+        biased: norms and matrices of attention have biases, as the output has.
         joined: layers with one matrix for q, k and v.
     """
 
@@ -65,6 +66,7 @@ class ExpertModel:
     sinks: tuple[int, ...] = ()
     predicts: bool = False
     joined: tuple[int, ...] = ()
+    biased: bool = False
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -115,6 +117,9 @@ class ExpertModel:
         if not self.tied:
             matrix("output", N_VOCAB, N_EMBD)
         vector("output_norm.weight", N_EMBD)
+        if self.biased:
+            vector("output_norm.bias", N_EMBD, centre=0.0)
+            vector("output.bias", N_VOCAB, centre=0.0)
         if self.divisors:
             vector("rope_freqs.weight", HEAD // 2, centre=3.0)
         for i in range(self.n_layers):
@@ -134,6 +139,11 @@ class ExpertModel:
                 matrix(f"{at}attn_k", rows[1], N_EMBD, gain=1.3)
                 matrix(f"{at}attn_v", rows[2], N_EMBD)
             matrix(f"{at}attn_output", N_EMBD, n_heads * self.value_dim)
+            if self.biased:
+                for name in (*self.norms, "attn_output"):
+                    vector(f"{at}{name}.bias", N_EMBD, centre=0.0)
+                for name, size in zip("qkv", rows, strict=True):
+                    vector(f"{at}attn_{name}.bias", size, centre=0.0)
             if self.gate:
                 rows = n_heads * (HEAD if self.gate == "channel" else 1)
                 matrix(f"{at}attn_gate", rows, N_EMBD, gain=2.0)
@@ -205,6 +215,7 @@ GLM = ExpertModel(
 """A GLM with a block that predicts a further token."""
 
 EXPERT_MODELS = {
+    "phimoe": ExpertModel("phimoe", 2, {"feed_forward_length": N_FF}, biased=True),
     "deepseek": ExpertModel(
         "deepseek",
         2,

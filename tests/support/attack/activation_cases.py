@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -35,14 +36,19 @@ def norm_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], No
     chain = Chain(Scratch())
     eps = memory.tensor(torch.tensor([1e-5]), "eps")
     n_threads = threads(rng)
-    say(f"norm {n_tokens} x {n}, threads {n_threads}")
+    biased = rng.random() < 0.5
+    say(f"norm {n_tokens} x {n}, bias {biased}, threads {n_threads}")
     x, weight = memory.tensor(torch.randn(n_tokens, n), "x"), torch.randn(n)
+    bias = memory.tensor(torch.randn(n), "bias") if biased else None
     out = torch_of(memory.empty((n_tokens, n), "out"))
     job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(memory.tensor(weight, "w"), 4 * n)]
-    chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes), 0], n_threads)
+    job += [Memory(eps, 4), Memory(out, out.nbytes), Memory(bias, 4 * n) if biased else 0]
+    chain.add(workers["norm"], job, n_threads)
     chain.run()
-    close(out, norm(x.double(), rms(weight.double())))
-    assert torch.equal(norm_cpu(x, rms(weight)), out)
+    by = replace(rms(weight), bias=bias)
+    double = replace(by, weight=weight.double(), bias=None if bias is None else bias.double())
+    close(out, norm(x.double(), double))
+    assert torch.equal(norm_cpu(x, by), out)
 
 
 def layer_norm_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:

@@ -247,7 +247,7 @@ class LayerChains:
         scale: float = 1.0,
     ) -> None:
         """out = before + scale * norm(y), all [n_tokens, n]; `y` is overwritten."""
-        if post_norm is not None and post_norm.spec.kind != "rms":
+        if post_norm is not None and (post_norm.spec.kind != "rms" or post_norm.bias is not None):
             y, post_norm = self.add_norm(chain, n_tokens, post_norm, y), None
         rows = 4 * n_tokens * n
         job = ResidualJob(

@@ -25,6 +25,12 @@ PART = 1024
 """Values of a piece of work where rows do not matter."""
 
 
+@njit
+def add_bias(x: Address, n: int, bias: Address) -> None:
+    for i in range(n):
+        put_f32(x, i, get_f32(x, i) + get_f32(bias, i))
+
+
 @cfunc("void(int64, int64)", error_model="numpy")
 def norm(address: Address, thread: Count) -> None:
     """RMSNorm of rows (`NormJob`)."""
@@ -36,6 +42,8 @@ def norm(address: Address, thread: Count) -> None:
             break
         offset = 4 * row * job.n
         norm_row(job.x + offset, job.n, job.weight, eps, job.out + offset)
+        if job.bias:
+            add_bias(job.out + offset, job.n, job.bias)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -51,8 +59,7 @@ def layer_norm(address: Address, thread: Count) -> None:
         centred_row(job.x + 4 * row * job.n, job.n, out)
         norm_row(out, job.n, job.weight, eps, out)
         if job.bias:
-            for i in range(job.n):
-                put_f32(out, i, get_f32(out, i) + get_f32(job.bias, i))
+            add_bias(out, job.n, job.bias)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

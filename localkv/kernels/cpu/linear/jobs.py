@@ -247,7 +247,7 @@ class NormJob(NamedTuple):
         next_row: the row to take next.
         n_rows, n: rows, and values of a row.
         x, out: [n_rows, n]; the same only for RMSNorm.
-        weight, bias: [n]; RMSNorm has no bias, LayerNorm may have none (0).
+        weight, bias: [n]; the bias may be 0 for none.
         eps: one float32.
     """
 
