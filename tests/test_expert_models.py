@@ -62,7 +62,7 @@ def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+    "name", ["dbrx", "phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
 )
 def test_tokens_one_by_one_and_in_company(name: str, tmp_path: Path) -> None:
     model, _ = load_model(EXPERT_MODELS[name].write(tmp_path / "model.gguf"), cpu_backend())
@@ -131,6 +131,7 @@ def without_norm_biases(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec
 
 
 PARTS = {
+    "dbrx": {"bound on q, k and v": attention_with(clamp=0.0)},
     "phimoe": {"biases of norms": without_norm_biases},
     "gpt-oss": {
         "sinks": without_sinks,

@@ -91,6 +91,7 @@ FAMILIES = {
     },
     "mixtures": {
         "olmoe": "olmoe",
+        "dbrx": "dbrx",
         "phimoe": "phi_moe",
         "hunyuan-moe": "hunyuan_moe",
         "minimax-m2": "minimax_m2",

@@ -97,10 +97,11 @@ def apertus(facts: Facts) -> ModelSpec:
 
 
 def olmo(facts: Facts) -> ModelSpec:
-    """Norms have no weights."""
+    """Norms have no weights; q, k and v may be clamped."""
     norm = facts.layer_norm("")
-    layer = LayerSpec(plain.attention(facts, interleaved=True), plain.mlp(facts), norm, norm)
-    return plain.model(facts, layer, output_norm=norm)
+    attention = plain.attention(facts, interleaved=True, clamps=True)
+    layer = LayerSpec(attention, plain.mlp(facts), norm, norm)
+    return plain.model(facts, layer, reads=(plain.CLAMP,), output_norm=norm)
 
 
 def olmo2(facts: Facts) -> ModelSpec:

@@ -1,9 +1,9 @@
 """Models with routed experts, which differ in how experts are chosen and weighed.
 
-After llama.cpp's `src/models/olmoe.cpp`, `phimoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`,
-`bailingmoe2.cpp`, `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`,
-`mellum.cpp`, `ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`, `smallthinker.cpp`, `afmoe.cpp`,
-`step35.cpp`, `laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
+After llama.cpp's `src/models/olmoe.cpp`, `dbrx.cpp`, `phimoe.cpp`, `hunyuan-moe.cpp`,
+`minimax-m2.cpp`, `bailingmoe2.cpp`, `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`,
+`bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`, `ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`,
+`smallthinker.cpp`, `afmoe.cpp`, `step35.cpp`, `laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ def phi_moe(facts: Facts) -> ModelSpec:
 
 def _biased(facts: Facts, tensor: str) -> NormSpec:
     return replace(facts.rms_norm(tensor), biased=True)
+
+
+def dbrx(facts: Facts) -> ModelSpec:
+    """LayerNorms without biases; q, k and v are clamped."""
+    attention = plain.attention(facts, interleaved=False, clamps=True)
+    moe = experts(facts, n_ff=facts.same_in_all_layers("feed_forward_length"))
+    norms = facts.layer_norm("attn_norm"), facts.layer_norm("attn_output_norm")
+    layer, last = LayerSpec(attention, moe, *norms), facts.layer_norm("output_norm")
+    return plain.model(facts, layer, reads=(plain.CLAMP,), output_norm=last)
 
 
 def hunyuan_moe(facts: Facts) -> ModelSpec:

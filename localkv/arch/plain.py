@@ -22,8 +22,9 @@ from localkv.arch.spec import (
 )
 from localkv.errors import ModelFileError
 
-UNKNOWN_TO_ALL = ("attention.clamp_kqv", "attention.max_alibi_bias")
-"""Keys that change attention in a way that no kernel knows, unless they are 0."""
+CLAMP = "attention.clamp_kqv"
+CHANGING = (CLAMP, "attention.max_alibi_bias")
+"""Keys that change attention, unless they are 0."""
 
 
 def attention(
@@ -33,6 +34,7 @@ def attention(
     divisors: bool = False,
     long_divisors: bool = False,
     layer: int | None = None,
+    clamps: bool = False,
 ) -> AttentionSpec:
     """Grouped queries over the whole context, RoPE, and a scale of 1 / sqrt(channels of a head).
 
@@ -40,6 +42,8 @@ def attention(
         interleaved: see `RopeSpec`.
         divisors, long_divisors: see `Facts.rope`.
         layer: the one that is meant where layers have heads of their own; None if they may not.
+        clamps: the architecture takes the bound on q, k and v, if the file has one; `model` is told
+            by `reads`.
     """
     n_heads, n_kv_heads, head_dim = facts.heads(layer)
     return AttentionSpec(
@@ -51,6 +55,7 @@ def attention(
         facts.rope(
             head_dim, interleaved=interleaved, divisors=divisors, long_divisors=long_divisors
         ),
+        clamp=facts.number(CLAMP, 0.0) if clamps else 0.0,
     )
 
 
@@ -108,16 +113,23 @@ def side_by_side(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
     return LayerSpec(attention, ffn, norm, norm, parallel=True)
 
 
-def model(facts: Facts, layers: LayerSpec | Sequence[LayerSpec], **changes: Any) -> ModelSpec:
+def model(
+    facts: Facts,
+    layers: LayerSpec | Sequence[LayerSpec],
+    *,
+    reads: Sequence[str] = (),
+    **changes: Any,
+) -> ModelSpec:
     """RMSNorm before the output; `changes` are fields of `ModelSpec`.
 
     Args:
         layers: all of them, or what each of them is.
+        reads: keys of `CHANGING` that the layers have taken in.
 
     Raises:
         ModelFileError: the file is of a model that attends in a way that no architecture here has.
     """
-    _refuse_unknown(facts)
+    _refuse_unknown(facts, reads)
     if not facts.boolean("attention.causal", True):
         raise ModelFileError(
             f"architecture {facts.architecture!r} with tokens that see those after them is not "
@@ -170,9 +182,9 @@ def classifier(
     return ClassifierSpec(pooling, n_hidden, n_classes, **changes)
 
 
-def _refuse_unknown(facts: Facts) -> None:
-    for key in UNKNOWN_TO_ALL:
-        if facts.number(key, 0.0):
+def _refuse_unknown(facts: Facts, reads: Sequence[str] = ()) -> None:
+    for key in CHANGING:
+        if key not in reads and facts.number(key, 0.0):
             raise ModelFileError(f"key {facts.key(key)!r} is not supported, unless it is 0")
 
 

@@ -192,6 +192,8 @@ class AttentionSpec:
             head's output are multiplied (Step 3.5).
         gate_activation: of either kind of gate.
         output_scale: factor on attention's output (MiMo V2).
+        clamp: q, k and v are at least its negative and at most this as they are projected (OLMo);
+            0 leaves them.
         value_from_key: there is no `attn_v`: V is K before its norm and RoPE.
         kv_from: the layer whose K and V it reads, None for its own; then it has no
             `attn_k` and `attn_v` and stores nothing.
@@ -214,6 +216,7 @@ class AttentionSpec:
     head_gated: bool = False
     gate_activation: GateActivation = "sigmoid"
     output_scale: float = 1.0
+    clamp: float = 0.0
     value_from_key: bool = False
     kv_from: int | None = None
 

@@ -112,6 +112,12 @@ def widened(v: Array, width: int) -> Array:
     return xp.concatenate(copies, -1)[..., :width]
 
 
+def clamped(x: Array, attn: AttentionSpec) -> Array:
+    """q, k or v as it is projected; see `AttentionSpec.clamp`."""
+    clipped: Array = namespace(x).clip(x, -attn.clamp, attn.clamp) if attn.clamp else x
+    return clipped
+
+
 def gate_values(gate: Array, attn: AttentionSpec) -> Array:
     """What attention's output is multiplied with."""
     return softplus(gate) if attn.gate_activation == "softplus" else sigmoid(gate)
@@ -122,7 +128,7 @@ def grouped_queries(
 ) -> tuple[Array, Array | None]:
     """q of new tokens [tokens, n_heads, channels], and the gate of their outputs, if there is
     one."""
-    q, gate = p.linear(h, weights.attn_q), None
+    q, gate = clamped(p.linear(h, weights.attn_q), attn), None
     if attn.gated:
         both = q.reshape(-1, attn.n_heads, 2, attn.key_dim)
         q, gate = both[:, :, 0], both[:, :, 1].reshape(-1, attn.width)
@@ -135,11 +141,12 @@ def _key_and_value(
 ) -> tuple[Array, Array]:
     """K, neither normed nor rotated, and V of new tokens: [tokens, n_kv_heads, channels]."""
     assert weights.attn_k is not None
-    k = p.linear(h, weights.attn_k).reshape(-1, attn.n_kv_heads, attn.key_dim)
+    k = clamped(p.linear(h, weights.attn_k), attn).reshape(-1, attn.n_kv_heads, attn.key_dim)
     v = k
     if not attn.value_from_key:
         assert weights.attn_v is not None
-        v = p.linear(h, weights.attn_v).reshape(-1, attn.n_kv_heads, attn.value_dim)
+        v = clamped(p.linear(h, weights.attn_v), attn)
+        v = v.reshape(-1, attn.n_kv_heads, attn.value_dim)
     if weights.v_norm is not None:
         v = norm_heads(p.norm, v, weights.v_norm)
     return k, v

@@ -158,6 +158,7 @@ LEFT_OUT: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "norms after RoPE": ("hunyuan-dense", mixers(norms_after_rope=False)),
     "NTK alpha": ("hunyuan-dense", ropes(theta=10000.0)),
     "relu squared": ("nemotron", mlps(activation="relu")),
+    "bound on q, k and v": ("olmo-clamped", mixers(clamp=0.0)),
     "LayerNorm": ("nemotron", norms_of_kind("rms")),
     "xIELU of each layer": ("apertus", as_in_first_layer),
     "pairs of channels": ("glm4", ropes(interleaved=False)),

@@ -62,6 +62,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "gpt2": _of(
         "gpt2", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES, n_ctx=600
     ),
+    "olmo-clamped": _of("olmo", **NARROW, settings={"attention.clamp_kqv": 0.8}),
     "openelm": _of(
         "openelm", n_heads=(4, 6), n_kv_heads=(2, 3), n_ff=(96, 160), fused_qkv=True, tied=True
     ),

@@ -215,6 +215,14 @@ GLM = ExpertModel(
 """A GLM with a block that predicts a further token."""
 
 EXPERT_MODELS = {
+    "dbrx": ExpertModel(
+        "dbrx",
+        2,
+        {"feed_forward_length": N_FF, "attention.clamp_kqv": 0.8},
+        norms=("attn_norm", "attn_output_norm"),
+        layer_norm=True,
+        joined=(0, 1),
+    ),
     "phimoe": ExpertModel("phimoe", 2, {"feed_forward_length": N_FF}, biased=True),
     "deepseek": ExpertModel(
         "deepseek",

@@ -217,6 +217,8 @@ def mix(
     """Attention of one token, whose K and V are added to `history`."""
     at, traits = f"blk.{layer}", model.traits
     q, k, v = (affine(model, f"{at}.attn_{n}", h).reshape(-1, model.head_dim) for n in "qkv")
+    if bound := float(np.float32(model.setting("attention.clamp_kqv", 0.0))):
+        q, k, v = (np.clip(x, -bound, bound) for x in (q, k, v))
     steps = ["norm", "turn"] if not traits.qk_norm_last else ["turn", "norm"]
     for step in steps:
         if step == "norm" and traits.qk_norm:

@@ -24,7 +24,17 @@ DENSE = (
         "gpt2",
         "gptneox",
     ),
-    *("granite_swa", "hunyuan_vl", "jais2", "maincoder", "minicpm", "nanbeige", "olmo", "openelm"),
+    *(
+        "granite_swa",
+        "hunyuan_vl",
+        "jais2",
+        "maincoder",
+        "minicpm",
+        "nanbeige",
+        "olmo",
+        "olmo-clamped",
+        "openelm",
+    ),
     *("orion", "paddleocr", "pangu-embedded", "plamo", "plamo3", "qwen", "starcoder", "xverse"),
 )
 LATENT = ("minicpm3", "mistral4")

@@ -322,9 +322,10 @@ def needed_kernels(
 def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
     """The kernels of steps between products that only some models have."""
     for layer in config.kinds:
-        gated = isinstance(layer.mixer, AttentionSpec) and gate_width(layer.mixer)
-        gated = gated or (isinstance(layer.mixer, LatentAttentionSpec) and layer.mixer.head_gated)
-        if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
+        mixer = layer.mixer
+        after = isinstance(mixer, AttentionSpec) and (gate_width(mixer) or mixer.clamp)
+        after = after or (isinstance(mixer, LatentAttentionSpec) and mixer.head_gated)
+        if after or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
             yield RESIDUALS
         sinks = isinstance(layer.mixer, AttentionSpec) and layer.mixer.sinks
         if sinks or layer.output_scale:

@@ -119,6 +119,8 @@ def grouped_attention(
     weights, attn = layer.attention, spec.attention
     projections = [p for p in (weights.attn_q, weights.attn_k, weights.attn_v) if p is not None]
     q, *kv = linears(normed(x, layer.attn_norm, projections), projections)
+    if attn.clamp:
+        q, *kv = (part.clamp(-attn.clamp, attn.clamp) for part in (q, *kv))
     q, gate = _heads_and_gate(q, attn)
     steps = _steps(weights, attn, inputs)
     if attn.kv_from is not None:

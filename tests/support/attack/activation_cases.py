@@ -173,6 +173,20 @@ def attention_gate_case(
     close(x, want)
 
 
+def clamp_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
+    """Values between a bound's negative and the bound; NaN stays."""
+    chain, n_threads = Chain(Scratch()), threads(rng)
+    n = rng.choice(SIZES)
+    say(f"clamp {n}, threads {n_threads}")
+    values = torch.randn(n)
+    values[rng.randrange(n)] = torch.nan
+    x, limit = memory.tensor(values, "x"), memory.tensor(torch.tensor([0.7]), "limit")
+    job = [0, n, Memory(x, 4 * n), Memory(limit, 4)]
+    chain.add(specialized(KernelSource("linear/residuals"))["clamp"], job, n_threads)
+    chain.run()
+    torch.testing.assert_close(x, values.clamp(-0.7, 0.7), rtol=0, atol=0, equal_nan=True)
+
+
 def scaled_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Rows times a number."""
     n_tokens = rng.choice((1, 2, 3, 7, 33))
@@ -265,6 +279,7 @@ CASES = (
     scaled_case,
     residual_case,
     split_case,
+    clamp_case,
     attention_gate_case,
 )
 

@@ -32,6 +32,7 @@ from localkv.kernels.cpu.layers.chains import (
 from localkv.kernels.cpu.linear.jobs import (
     MOST_PARTS,
     AttentionGateJob,
+    ClampJob,
     MergeJob,
     RopeJob,
     SinkJob,
@@ -309,6 +310,14 @@ class AttentionLayer:
             if linear is not None
         ]
         add_products(chain, h, n_tokens, products)
+        if attn.clamp:
+            for name, linear in (
+                (both or "q", weights.attn_q),
+                ("k", weights.attn_k),
+                ("v", weights.attn_v),
+            ):
+                if linear is not None:
+                    self._add_clamp(chain, name, n_tokens * linear.weight.shape[0], attn.clamp)
         if both is not None:
             where = Memory(both, 2 * q_bytes), Memory("q", q_bytes), Memory("gate", q_bytes)
             job = SplitJob(0, n_tokens, attn.n_heads, attn.key_dim, *where)
@@ -322,6 +331,11 @@ class AttentionLayer:
         self._add_turn(chain, "k", n_tokens, k_heads, weights.attn_k_norm, attn, inputs)
         if cache is not None:
             add_store(chain, "k", "v", n_tokens, cache)
+
+    def _add_clamp(self, chain: Chain, x: Where, n: int, limit: float) -> None:
+        """See `AttentionSpec.clamp`."""
+        job = ClampJob(0, n, Memory(x, 4 * n), self.chains.floats(limit))
+        chain.add(specialized(RESIDUALS)["clamp"], job, n_threads())
 
     def _add_value(
         self, chain: Chain, n_tokens: int, weights: AttentionWeights, attn: AttentionSpec

@@ -354,6 +354,22 @@ class AttentionGateJob(NamedTuple):
     is_softplus: Item
 
 
+class ClampJob(NamedTuple):
+    """Values that become at least a bound's negative and at most the bound, in place.
+
+    Attributes:
+        next_piece: the piece to take next.
+        n: values.
+        x: [n].
+        limit: one float32.
+    """
+
+    next_piece: Item
+    n: Item
+    x: Item
+    limit: Item
+
+
 class DecayJob(NamedTuple):
     """Decays by channel, in the place of what they are made of.
 

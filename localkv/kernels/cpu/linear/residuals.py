@@ -6,15 +6,26 @@ A row's result does not depend on other rows.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.jobs import AttentionGateJob, DecayJob, ResidualJob, SplitJob
+from localkv.kernels.cpu.linear.jobs import (
+    AttentionGateJob,
+    ClampJob,
+    DecayJob,
+    ResidualJob,
+    SplitJob,
+)
 from localkv.kernels.cpu.linear.row_norm import norm_row
 from localkv.simd.activations import sigmoid, softplus
-from localkv.simd.arithmetic import add, exp, f32x16, fma, mul
+from localkv.simd.arithmetic import add, exp, f32x16, fma, maximum, mul, sub, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, reader, store_f32, take_next
 
+PART = 1024
+"""Values of a piece of work where rows do not matter."""
+
+read_clamp_job = reader(ClampJob)
 read_decay_job = reader(DecayJob)
 read_gate_job = reader(AttentionGateJob)
 read_residual_job = reader(ResidualJob)
@@ -73,6 +84,28 @@ def gates(address: Address, thread: Count) -> None:
                 v = f32x16(get_f32(gate, 0)) if job.is_by_head else load_f32(gate, i)
                 factor = softplus(v) if job.is_softplus else sigmoid(v)
                 store_f32(x, i, mul(load_f32(x, i), factor))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def clamp(address: Address, thread: Count) -> None:
+    """See `ClampJob`; NaN stays."""
+    job = read_clamp_job(address)
+    least = np.float32(-get_f32(job.limit, 0))
+    while True:
+        start = take_next(address) * PART
+        if start >= job.n:
+            break
+        end = min(start + PART, job.n)
+        whole = start + (end - start) // 16 * 16
+        for i in range(start, whole, 16):
+            most_negated = maximum(f32x16(least), sub(zero_f32(), load_f32(job.x, i)))
+            store_f32(job.x, i, maximum(f32x16(least), sub(zero_f32(), most_negated)))
+        for i in range(whole, end):
+            x = get_f32(job.x, i)
+            if x < least:
+                put_f32(job.x, i, least)
+            elif x > -least:
+                put_f32(job.x, i, -least)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
