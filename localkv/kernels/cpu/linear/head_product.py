@@ -68,6 +68,8 @@ def multiply_panel(
             multiply_tile(KIND, MAX_TILE, panel, job.n_records, x, to, stride, n_rows, 0, 0)
         elif size == 4:
             multiply_tile(KIND, 4, panel, job.n_records, x, to, stride, n_rows, 0, 0)
+        elif size == 3:
+            multiply_tile(KIND, 3, panel, job.n_records, x, to, stride, n_rows, 0, 0)
         elif size == 2:
             multiply_tile(KIND, 2, panel, job.n_records, x, to, stride, n_rows, 0, 0)
         else:

@@ -48,13 +48,12 @@ def find_chunk(address: Address, job: Any, number: int) -> tuple[int, int, int]:
 
 @njit
 def tile_size(start: Count, n_tokens: Count) -> int:
-    """Tokens of the tile of panels that starts at token `start`: large ones first, then 4, 2, 1."""
+    """Tokens of the tile of panels that starts at token `start`: large ones first, then 4, then
+    all that are left, which read the panels once."""
     left = n_tokens - start
     if left >= MAX_TILE:
         return MAX_TILE
-    if left >= 4:
-        return 4
-    return 2 if left >= 2 else 1
+    return min(left, 4)
 
 
 @njit

@@ -99,6 +99,8 @@ def multiply_single(
         multiply_blocks(KIND, 1, MAX_TILE, n_blocks, unpacked, x, sums)
     elif size == 4:
         multiply_blocks(KIND, 1, 4, n_blocks, unpacked, x, sums)
+    elif size == 3:
+        multiply_blocks(KIND, 1, 3, n_blocks, unpacked, x, sums)
     elif size == 2:
         multiply_blocks(KIND, 1, 2, n_blocks, unpacked, x, sums)
     else:
@@ -192,6 +194,8 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
                     )
             elif size == 4:
                 multiply_tile(KIND, 4, panel, n_records, x, to, stride, n, plus, more_stride)
+            elif size == 3:
+                multiply_tile(KIND, 3, panel, n_records, x, to, stride, n, plus, more_stride)
             elif size == 2:
                 multiply_tile(KIND, 2, panel, n_records, x, to, stride, n, plus, more_stride)
             else:
