@@ -60,7 +60,8 @@ class RecurrentStates:
         layers: the layers of the model that have states.
         n_sequences: how many are held at the same time.
         n_between: generated tokens of a batch, but its last, after which states are kept until the
-            sequence's next batch: guesses that turn out wrong are then taken back by a copy.
+            sequence's next batch: guesses that turn out wrong are taken back at no cost, as the
+            states after the last one that was right become the sequence's.
         make_room: called when there are as many checkpoints as all of these have at most; whether
             a sequence that was only kept to be forked has given some back.
     """
@@ -85,6 +86,10 @@ class RecurrentStates:
         self.layers = dict[int, StateRows]()
         n_places = n_sequences * (1 + n_between)
         self.data = arrays.zeros(n_places, floats_of(layers)) if layers else None
+        self._places = [
+            [slot, *range(n_sequences + slot * n_between, n_sequences + (slot + 1) * n_between)]
+            for slot in range(n_sequences)
+        ]
         at = 0
         for item in layers:
             spec, (n_rows, n_memory) = item.state, item.state.n_floats
@@ -134,7 +139,11 @@ class RecurrentStates:
         other.n_stepped, other.between = sequence.n_stepped, -1
         if self.has_place(sequence):
             assert self.data is not None
-            self.data[other.slot] = self.data[sequence.slot]
+            self.data[self.place(other)] = self.row(sequence)
+
+    def place(self, sequence: Sequence) -> int:
+        """Where the states of a sequence are, of all places."""
+        return self._places[sequence.slot][0] if self.layers else sequence.slot
 
     def give_back(self, sequence: Sequence) -> None:
         """Leave a sequence its checkpoints alone."""
@@ -144,15 +153,12 @@ class RecurrentStates:
     def after(self, sequence: Sequence, n_tokens: int, *, generated: bool) -> list[int]:
         """The places of the states after each of a sequence's next tokens."""
         if not self._keeps_between(n_tokens, generated=generated):
-            return [sequence.slot] * n_tokens
-        first = self._first_between(sequence)
-        return [*range(first, first + n_tokens - 1), sequence.slot]
+            return [self.place(sequence)] * n_tokens
+        last, *between = self._places[sequence.slot]
+        return [*between[: n_tokens - 1], last]
 
     def _keeps_between(self, n_tokens: int, *, generated: bool) -> bool:
         return generated and 1 < n_tokens <= self.n_between + 1
-
-    def _first_between(self, sequence: Sequence) -> int:
-        return self.n_slots + sequence.slot * self.n_between
 
     def step(
         self, sequence: Sequence, position: int, length: int, *, generated: bool = True
@@ -168,7 +174,7 @@ class RecurrentStates:
         keeps = self._keeps_between(length - position, generated=generated)
         sequence.between = position if keeps else -1
         if position == 0:
-            self.data[sequence.slot] = 0.0
+            self.data[self.place(sequence)] = 0.0
         elif sequence.n_stepped != position:
             raise LocalKVError(
                 f"states after {sequence.n_stepped} tokens can't go on after {position}"
@@ -178,7 +184,7 @@ class RecurrentStates:
     def row(self, sequence: Sequence) -> Array:
         """All states of a sequence, float32 [n]."""
         assert self.data is not None
-        return self.data[sequence.slot]
+        return self.data[self.place(sequence)]
 
     def boundary(self, sequence: Sequence, end: int, n_prompt: int) -> int:
         """Where the next batch of a prompt should end to leave a checkpoint, at most at `end`."""
@@ -250,12 +256,12 @@ class RecurrentStates:
             sequence.kept.pop()
         if sequence.n_stepped != length and length:
             if 0 <= sequence.between < length < sequence.n_stepped:
-                number = length - sequence.between - 1
-                self.data[sequence.slot] = self.data[self._first_between(sequence) + number]
+                places, right = self._places[sequence.slot], length - sequence.between
+                places[0], places[right] = places[right], places[0]
             else:
                 found = sequence.kept[-1]
                 assert found.length == length
-                self.data[sequence.slot] = self.arrays.from_numpy(found.data)
+                self.data[self.place(sequence)] = self.arrays.from_numpy(found.data)
             sequence.between = -1
         sequence.n_stepped = length
 

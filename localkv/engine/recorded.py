@@ -273,7 +273,7 @@ class DecodeLoop:
         write(inputs.tokens, tokens)
         write(inputs.positions, positions)
         if self.cache.states:
-            write(inputs.slots, [sequence.slot for sequence in sequences])
+            write(inputs.slots, [self.cache.states.place(sequence) for sequence in sequences])
         if inputs.rows is not None:
             inputs.rows[:] = self.model.rows_of(np.array(tokens))
 

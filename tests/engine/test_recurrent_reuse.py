@@ -304,7 +304,10 @@ def test_guesses_are_taken_back_by_a_copy(
                     assert used.truncate(at + n_right) == at
                     used.evaluate(guesses[:n_right], "all", generated=True)
                 else:
+                    states = used.slot.cache.states
+                    all_states = to_numpy(states.data).copy()
                     assert used.truncate(at + n_right) == at + n_right
+                    assert np.array_equal(to_numpy(states.data), all_states)  # none is copied
                 assert np.isfinite(logits).all()
                 is_equal(
                     to_numpy(used.cache.states.row(used.sequence)),
