@@ -580,7 +580,7 @@ class SteadyRows:
 
     def __init__(self, cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
         self.n_tokens = n_tokens
-        self._cache, self._place = cache, cache.states.place(sequence)
+        self._cache, self._places = cache, [*cache.states.places(sequence)]
         self._pages = [list(pages) for pages in sequence.pages]
         self._written = list[tuple[PagePool, int]]()
         self._first, self._end = 0, cache.n_ctx
@@ -614,7 +614,7 @@ class SteadyRows:
         return (
             self._first <= sequence.length
             and sequence.length + self.n_tokens <= self._end
-            and self._cache.states.place(sequence) == self._place
+            and self._cache.states.places(sequence) == self._places
             and (not self._cache.states or sequence.n_stepped == sequence.length)
             and sequence.pages == self._pages
             and self._is_steady(sequence.length + self.n_tokens)

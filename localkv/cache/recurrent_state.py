@@ -145,6 +145,10 @@ class RecurrentStates:
         """Where the states of a sequence are, of all places."""
         return self._places[sequence.slot][0] if self.layers else sequence.slot
 
+    def places(self, sequence: Sequence) -> list[int]:
+        """Where the states of a sequence are, and then those after its guesses, in order."""
+        return self._places[sequence.slot] if self.layers else [sequence.slot]
+
     def give_back(self, sequence: Sequence) -> None:
         """Leave a sequence its checkpoints alone."""
         if self.data is not None:

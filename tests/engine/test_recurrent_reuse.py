@@ -325,3 +325,20 @@ def test_a_fork_has_no_states_between_guesses(model: Transformer) -> None:
     other = used.cache.fork(used.sequence, 6)
     assert used.cache.reachable(other, 5) < 5
     assert used.cache.reachable(other, 6) == 6
+
+
+def test_guesses_taken_back_again_and_again(model: Transformer) -> None:
+    """States change places each time, in another order each time."""
+    plain, used = engine(model), Engine(model, CACHE, n_batch=32, n_between=3)
+    to_numpy, rng = model.backend.arrays.to_numpy, random.Random(4)
+    for one in (plain, used):
+        one.evaluate([5, 4, 3])
+    for _ in range(40):
+        guesses = [rng.randrange(N_VOCAB) for _ in range(rng.randint(1, 4))]
+        at, n_right = used.sequence.length, rng.randint(1, len(guesses))
+        used.evaluate(guesses, "all", generated=True)
+        assert used.truncate(at + n_right) == at + n_right
+        for token in guesses[:n_right]:
+            plain.evaluate([token], generated=True)
+        states = (to_numpy(one.cache.states.row(one.sequence)) for one in (plain, used))
+        np.testing.assert_array_equal(*states)
