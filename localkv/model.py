@@ -334,7 +334,7 @@ class Transformer:
     ) -> MovedBatch | None:
         """What a backend needs to run `before` again with these tokens; None if the model can't."""
         weights = self.weights
-        if weights.position_embd is not None:
+        if weights.position_embd is not None or weights.embedding_norm is not None:
             return None
         rotations = None if weights.altup else self._positions.rotations(n_ctx)
         if rotations is None:

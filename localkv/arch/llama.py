@@ -18,6 +18,8 @@ SMOLLM3_UNROTATED = 4
 """SmolLM 3: every fourth layer has no RoPE."""
 BAICHUAN_WITH_ALIBI = 40
 """Layers of Baichuan 13B."""
+ALIBI = 8.0
+"""See `AttentionParams.alibi`."""
 
 
 def llama(facts: Facts) -> ModelSpec:
@@ -61,9 +63,19 @@ def halves(facts: Facts) -> ModelSpec:
 
 
 def baichuan(facts: Facts) -> ModelSpec:
-    if facts.n_layers == BAICHUAN_WITH_ALIBI:
-        raise ModelFileError("Baichuan 13B (attention biased by distance) is not supported")
-    return neighbours(facts)
+    """The 13B model is biased by distance."""
+    model = neighbours(facts)
+    if facts.n_layers != BAICHUAN_WITH_ALIBI:
+        return model
+    layer = model.layers[0]
+    mixer = plain.by_distance(layer.attention, ALIBI)
+    return replace(model, layers=(replace(layer, mixer=mixer),) * facts.n_layers)
+
+
+def refact(facts: Facts) -> ModelSpec:
+    """Attention is biased by distance."""
+    attention = plain.by_distance(plain.attention(facts, interleaved=True), ALIBI)
+    return plain.model(facts, plain.layer(facts, attention, plain.mlp(facts)))
 
 
 def nanbeige(facts: Facts) -> ModelSpec:

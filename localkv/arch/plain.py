@@ -22,8 +22,8 @@ from localkv.arch.spec import (
 )
 from localkv.errors import ModelFileError
 
-CLAMP = "attention.clamp_kqv"
-CHANGING = (CLAMP, "attention.max_alibi_bias")
+CLAMP, ALIBI = "attention.clamp_kqv", "attention.max_alibi_bias"
+CHANGING = (CLAMP, ALIBI)
 """Keys that change attention, unless they are 0."""
 
 
@@ -57,6 +57,11 @@ def attention(
         ),
         clamp=facts.number(CLAMP, 0.0) if clamps else 0.0,
     )
+
+
+def by_distance(attention: AttentionSpec, alibi: float) -> AttentionSpec:
+    """Attention that is biased by distance, in place of RoPE; see `AttentionParams.alibi`."""
+    return replace(attention, rope=None, params=replace(attention.params, alibi=alibi))
 
 
 def head_norms(facts: Facts) -> dict[str, Any]:

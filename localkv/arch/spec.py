@@ -127,6 +127,8 @@ class AttentionParams:
         window: how many of the latest positions a token sees, itself included; 0 is all.
         softcap: cap * tanh(logit / cap) takes the logit's place, as in Gemma 2; 0 is no cap.
         chunk: a token sees from the last multiple of it on (Llama 4); 0 is no chunk.
+        alibi: a logit is less by a head's slope times the distance (ALiBi, Press et al. 2021,
+            arXiv:2108.12409), where slopes end at 2^-alibi; 0 is no such bias.
 
     Raises:
         ValueError: one is negative, or there are both a window and a chunk.
@@ -136,12 +138,19 @@ class AttentionParams:
     window: int = 0
     softcap: float = 0.0
     chunk: int = 0
+    alibi: float = 0.0
 
     def __post_init__(self) -> None:
         if self.window < 0 or self.softcap < 0 or self.chunk < 0:
             raise ValueError(f"neither window, softcap nor chunk can be negative: {self}")
         if self.window and self.chunk:
             raise ValueError(f"a layer has a window or a chunk, not both: {self}")
+
+    def slopes(self, n_heads: int) -> list[float]:
+        """ALiBi's slope of each head; heads beyond a power of two lie between the others."""
+        n = 1 << n_heads.bit_length() - 1
+        slopes = [2.0 ** (-self.alibi * (i + 1) / n) for i in range(n)]
+        return slopes + [2.0 ** (-self.alibi * (i + 0.5) / n) for i in range(n_heads - n)]
 
     def first_visible(self, position: Any) -> Any:
         """The first position that the token at `position` sees, if it is not before 0; `position`

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.arch.spec import CacheGroup, ModelSpec
+from localkv.arch.spec import AttentionSpec, CacheGroup, ModelSpec
 from localkv.cache.ladder import unknown_type
-from localkv.cache.layout import TAIL_TYPE, check_tail, typed_groups, types_in
+from localkv.cache.layout import TAIL_TYPE, GroupLayout, check_tail, typed_groups, types_in
 from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
 from localkv.quant_formats import FORMATS, KV_FORMATS
@@ -42,6 +42,25 @@ def check_context(n_ctx: int, config: ModelSpec) -> None:
         raise UsageError(
             f"a context of {n_ctx} tokens is not possible: the model has "
             f"{counted(config.n_positions, 'position')}"
+        )
+
+
+def check_alibi(layouts: Sequence[GroupLayout], config: ModelSpec) -> None:
+    """Refuse caches of several segments where attention is biased by distance.
+
+    Raises:
+        UsageError: it is one.
+    """
+    biased = any(
+        isinstance(layer.mixer, AttentionSpec) and layer.mixer.params.alibi
+        for layer in config.kinds
+    )
+    if biased and any(len(layout.segments) > 1 for layout in layouts):
+        raise UsageError(
+            f"attention of {config.architecture} models is biased by distance (ALiBi), which works "
+            "without tails, sinks and budgets only",
+            hint="leave out --kv-tail, --kv-sink and --kv-budget, and take types that pack tokens "
+            "one by one, such as q8_0",
         )
 
 

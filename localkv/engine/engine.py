@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
-from localkv.cache.cache_checks import check_context
+from localkv.cache.cache_checks import check_alibi, check_context
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
 from localkv.cache.pages import Sequence as CachedSequence
@@ -434,10 +434,11 @@ def allocated_cache(
 
     Raises:
         LocalKVError: it does not fit the memory; names its size and the context that would fit.
-        UsageError: the model has fewer positions.
+        UsageError: the model has fewer positions, or can't attend to such a cache.
     """
     check_context(cache.n_ctx, model.config)
     layouts = group_layouts(cache, model.config.groups)
+    check_alibi(layouts, model.config)
 
     def bytes_of(n_ctx: int) -> int:
         k, v = cache_bytes(

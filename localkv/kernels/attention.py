@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.arrays import Array, Batch, LayerCache, Segment, SegmentBatch
+from localkv.errors import UsageError
 from localkv.kernels.namespace import namespace
 
 SegmentAttention = Callable[
@@ -82,6 +83,8 @@ def attention(
         rotated = times_scales(rotate(q, segment.rotation_k), segment.scale_k)
         out, lse = run(rotated, segment, seg_batch, batch, params)
         parts.append((rotate(times_scales(out, segment.scale_v), segment.rotation_v), lse))
+    if params.alibi and len(parts) > 1:
+        raise UsageError("attention that is biased by distance reads one segment of a cache")
     return merge(parts, sinks)
 
 

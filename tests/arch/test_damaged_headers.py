@@ -121,7 +121,8 @@ def test_unknown_scaling_of_rope(name: str) -> None:
     assert "'spiral' is not supported" in refusal(changed(name, rope__scaling__type="spiral"))
 
 
-CLAMPING = ("dbrx", "olmo")
+CLAMPING = ("dbrx", "mpt", "olmo")
+BIASED = ("jais", "mpt")
 
 
 @every_architecture
@@ -140,6 +141,9 @@ def test_what_no_architecture_does(name: str, key: str, value: Any) -> None:
         value = header.spec().is_encoder
     if key == "attention.clamp_kqv" and name in CLAMPING:
         assert _with(header, header.key(key), value).spec().layers[0].attention.clamp == value
+        return
+    if key == "attention.max_alibi_bias" and name in BIASED:
+        assert _with(header, header.key(key), value).spec().layers[0].attention.params.alibi == 8.0
         return
     assert refusal(_with(header, header.key(key), value)) != ""
     if value == 8.0:

@@ -158,6 +158,8 @@ LEFT_OUT: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "norms after RoPE": ("hunyuan-dense", mixers(norms_after_rope=False)),
     "NTK alpha": ("hunyuan-dense", ropes(theta=10000.0)),
     "relu squared": ("nemotron", mlps(activation="relu")),
+    "bias by distance": ("bloom", params(alibi=0.0)),
+    "slopes": ("bloom", params(alibi=4.0)),
     "bound on q, k and v": ("olmo-clamped", mixers(clamp=0.0)),
     "LayerNorm": ("nemotron", norms_of_kind("rms")),
     "xIELU of each layer": ("apertus", as_in_first_layer),
@@ -202,6 +204,7 @@ def test_each_mechanism_matters(what: str, tmp_path: Path) -> None:
         ("phi2", "output_norm.bias"),
         ("stablelm-parallel", "attn_q_norm.weight"),
         ("gpt2", "position_embd.weight"),
+        ("bloom", "token_embd_norm.weight"),
     ],
 )
 def test_each_vector_matters(name: str, tensor: str, tmp_path: Path) -> None:
@@ -228,6 +231,15 @@ def test_a_text_has_a_learned_position_for_each_token(tmp_path: Path) -> None:
     assert whole[len(ids) - 1 : -1].argmax(1).tolist() == drawn
     with pytest.raises(UsageError, match="601 tokens is not possible: the model has 600 positions"):
         Engine(model, CacheConfig(n_ctx=601))
+
+
+@pytest.mark.parametrize("change", [{"kv_tail": 64}, {"kv_sink": 4}, {"type_k": "q4_1c"}])
+def test_a_bias_by_distance_needs_one_segment(change: dict[str, Any], tmp_path: Path) -> None:
+    path = dense_variant("bloom").write(tmp_path / "model.gguf", GGMLType.Q8_0)
+    model, _ = load_model(path, cpu_backend())
+    cache = CacheConfig(**{"type_k": "q4_0", "type_v": "q8_0", "n_ctx": 512, **change})
+    with pytest.raises(UsageError, match="biased by distance"):
+        Engine(model, cache)
 
 
 def test_fused_weights_beside_separate_biases(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from localkv.quant_formats import TOKEN_FORMATS
 from support.torch_edge import torch_cache
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -> Tensor:
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams, slope: float = 0.0
+) -> Tensor:
     """One head, one sequence: q [new, d], k and v [past + new, d], in their own dtype."""
     rows = []
     for i in range(q.shape[0]):
@@ -31,6 +33,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -
         logits = k[seen] @ q[i] * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
+        logits = logits - slope * torch.arange(end - first - 1, -1, -1)
         weights = torch.exp(logits - logits.max())
         rows.append(weights @ v[seen] / weights.sum())
     return torch.stack(rows)
@@ -59,6 +62,7 @@ def check(
     window: int = 0,
     softcap: float = 0.0,
     chunk: int = 0,
+    alibi: float = 0.0,
     store: StoreKV = store_kv,
     rounding: Rounding = exactly,
 ) -> None:
@@ -124,7 +128,8 @@ def check(
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
     store_rotated(store, hadamard_transform, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
-    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk, alibi)
+    slopes = params.slopes(q.shape[1]) if alibi else [0.0] * q.shape[1]
     outputs = []
     for generated in (False, True):  # a token may be of either kind
         kinds = replace(batch, generated=(generated,) * len(lengths))
@@ -137,8 +142,8 @@ def check(
         rows = slice(batch.starts[i], batch.starts[i + 1])
         for head in range(n_kv_heads * group):
             args = (q[rows, head], ks[i][:, head // group], vs[i][:, head // group])
-            exact.append(plain(*(x.double() for x in args), past, params))
-            theirs.append(plain(*(x.float() for x in args), past, params))
+            exact.append(plain(*(x.double() for x in args), past, params, slopes[head]))
+            theirs.append(plain(*(x.float() for x in args), past, params, slopes[head]))
             for parts, got in zip(ours, outputs, strict=True):
                 parts.append(got[rows, head])
     want = torch.cat(exact)

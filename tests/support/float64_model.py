@@ -67,7 +67,7 @@ def window_of(model: RandomModel, layer: int) -> int:
 def turns(model: RandomModel, layer: int) -> bool:
     """Whether a layer rotates q and k."""
     traits, every = model.traits, model.traits.unrotated
-    if traits.positions:
+    if traits.positions or traits.alibi:
         return False
     if every and layer % every == every - 1:
         return False
@@ -182,6 +182,13 @@ def feed_forward(model: RandomModel, layer: int, x: np.ndarray) -> np.ndarray:
     return out
 
 
+def slope(model: RandomModel, head: int, n_heads: int) -> float:
+    """ALiBi's, of a head: a power of two of heads in even steps, others between them."""
+    n = 2 ** math.floor(math.log2(n_heads))
+    step = head + 1 if head < n else head - n + 0.5
+    return 2.0 ** (-model.traits.alibi * step / n)
+
+
 def attend(
     model: RandomModel, layer: int, q: np.ndarray, history: list[tuple[np.ndarray, np.ndarray]]
 ) -> np.ndarray:
@@ -190,6 +197,7 @@ def attend(
     scale = float(np.float32(model.setting("attention.scale", 0.0))) or 1 / math.sqrt(
         model.head_dim
     )
+    scale = 1 / model.head_dim if model.traits.unscaled else scale
     cap = model.setting("attn_logit_softcapping")
     heads = []
     for head in range(n_heads):
@@ -198,6 +206,8 @@ def attend(
         values = np.array([v[kv_head] for _, v in history[-seen:]])
         scores = keys @ q[head] * scale
         scores = cap * np.tanh(scores / cap) if cap else scores
+        if model.traits.alibi:
+            scores = scores - slope(model, head, n_heads) * np.arange(len(keys))[::-1]
         weights = np.exp(scores - scores.max())
         total = weights.sum()
         if model.traits.sinks:
@@ -255,6 +265,8 @@ def float64_logits(model: RandomModel, ids: list[int]) -> np.ndarray:
             x = x * math.sqrt(model.n_embd)
         if traits.positions:
             x = x + model.tensors["position_embd.weight"][position]
+        if traits.normed_embedding:
+            x = norm(model, "token_embd_norm", x)
         for layer in range(model.n_layers):
             before = x
             if model.heads(layer)[0]:

@@ -81,6 +81,8 @@ class RandomModel:
         d = self.n_embd
         gain = 1.0 if self.traits.embedding_by_width else np.sqrt(d)
         self._matrix("token_embd", self.n_vocab, d, gain=gain)
+        if self.traits.normed_embedding:
+            self._norm("token_embd_norm", d)
         if self.traits.positions:
             self._matrix("position_embd", self.n_ctx, d, gain=gain / 2)
         if not self.tied:

@@ -35,6 +35,10 @@ class Traits:
         fixed_theta: RoPE's base, whatever the file says; 0 if it may say.
         half_width: `feed_forward_length` is twice the width.
         positions: they are learned: rows that are added to those of tokens, in place of RoPE.
+        normed_embedding: the embedding is normed.
+        alibi: logits of attention are less by distance, in place of RoPE; the last slope is
+            2 ** -alibi.
+        unscaled: logits of attention are divided by the channels of a head, not their root.
     """
 
     norm: str = "rms"
@@ -59,6 +63,9 @@ class Traits:
     fixed_theta: float = 0.0
     half_width: bool = False
     positions: bool = False
+    normed_embedding: bool = False
+    alibi: float = 0.0
+    unscaled: bool = False
 
 
 def _beside(norm: str, **others: object) -> Traits:
@@ -114,6 +121,10 @@ TRAITS: dict[str, Traits] = {
     **dict.fromkeys(
         ("gpt2", "starcoder"), Traits("layer+b", **_MLP, activation="gelu", positions=True)
     ),
+    "bloom": Traits("layer+b", **_MLP, activation="gelu", alibi=8.0, normed_embedding=True),
+    "mpt": Traits("layer+b", **_MLP, activation="gelu", alibi=4.0),
+    "jais": Traits("layer+b", alibi=6.0, unscaled=True),
+    "refact": Traits(alibi=8.0),
     "gptneox": Traits("layer+b", **_MLP, activation="gelu", parallel=True),
     "falcon": _beside("layer+b", **_MLP, activation="gelu"),
     "orion": Traits("layer+b", halves=True),
@@ -133,6 +144,7 @@ TRAITS: dict[str, Traits] = {
 """By `general.architecture`."""
 
 SHAPES = {
+    ("baichuan", "13b"): Traits(alibi=8.0),
     ("stablelm", "parallel"): _beside("layer+b", halves=True, qk_norm="heads"),
     ("falcon", "40b"): Traits(
         "layer+b",

@@ -212,6 +212,20 @@ def visible(
     return mask.repeat(group, 1)
 
 
+def distances(
+    positions: Tensor,
+    params: AttentionParams,
+    first_key: int,
+    n_keys: int,
+    n_heads: int,
+    logits: Tensor,
+) -> Tensor:
+    """ALiBi's addends to logits [n_kv_heads, group * tokens, n_keys]."""
+    keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
+    slopes = torch.tensor(params.slopes(n_heads), dtype=logits.dtype, device=logits.device)
+    return (slopes[:, None, None] * (keys - positions[:, None])).reshape(logits.shape)
+
+
 def first_of_tail(positions: Tensor, seg_batch: SegmentBatch, sequence: int) -> int:
     """The first row that tokens read of a segment of tails; 0 in other segments."""
     if seg_batch.tail is None or not seg_batch.is_tail:
@@ -257,6 +271,8 @@ def attention_reference(
         logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
+        if params.alibi:
+            logits = logits + distances(positions, params, first_key, n_keys, q.shape[1], logits)
         mask = visible(positions, params, first_key, n_keys, group, seg_batch, i)
         logits = logits.masked_fill(~mask, -torch.inf)
         tokens = rows.stop - rows.start

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
+from localkv.errors import UsageError
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention import packed_attention
 from localkv.kernels.cpu.attention.kernels import MAX_ROWS
@@ -28,8 +29,8 @@ from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.reference.torch_arrays import encode
 from localkv.quant_formats import TOKEN_FORMATS
 from localkv.system.threads import n_threads, use_threads
+from support.attention_checks import WINDOWED_LENGTHS, check_rows_without_keys
 from support.attention_checks import check as check_attention
-from support.attention_checks import check_rows_without_keys
 from support.attention_checks import check_windows as check_all_windows
 from support.cache_types import NAMES, NEW_PAIRS
 from support.cpu_ops import cpu_attention, store_kv_cpu
@@ -134,6 +135,28 @@ def test_chunk(chunk: int) -> None:
 def test_softcap(softcap: float) -> None:
     check_windows(window=0, softcap=softcap)
     check_windows(window=100, softcap=softcap)
+
+
+@pytest.mark.parametrize("alibi", [2.0, 8.0])
+@pytest.mark.parametrize("lengths", WINDOWED_LENGTHS)
+def test_bias_by_distance(lengths: list[tuple[int, int]], alibi: float) -> None:
+    """Heads of a power of two, and others."""
+    for group in (2, 3):
+        for pair in (("q8_0", "f16"), ("f16", "f16")):
+            check(
+                head_dim=64,
+                n_kv_heads=2,
+                group=group,
+                lengths=lengths,
+                type_k=pair[0],
+                type_v=pair[1],
+                alibi=alibi,
+            )
+
+
+def test_a_bias_by_distance_reads_one_segment() -> None:
+    with pytest.raises(UsageError, match="one segment"):
+        check(head_dim=64, n_kv_heads=2, group=2, lengths=[(50, 1)], bounds=(0, 10), alibi=8.0)
 
 
 def test_rows_without_keys() -> None:
@@ -268,7 +291,9 @@ def test_tiles_of_many_tokens_have_the_bits_of_one(group: int, pair: tuple[str, 
     assert torch.equal(attended(0, n), one_by_one)
 
 
-@pytest.mark.parametrize("params", [{}, {"window": 300}, {"chunk": 512}, {"softcap": 20.0}])
+@pytest.mark.parametrize(
+    "params", [{}, {"window": 300}, {"chunk": 512}, {"softcap": 20.0}, {"alibi": 8.0}]
+)
 @pytest.mark.parametrize(
     ("pair", "sizes", "past"),
     [

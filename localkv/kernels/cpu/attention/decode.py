@@ -14,6 +14,7 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import OF_HEAD, PLANE, Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
+    add_distances,
     end_visible,
     first_visible,
     gather_queries,
@@ -217,6 +218,9 @@ def attend_chunk(
         if softcap > ZERO:
             cap_logits(logits, n_used * PAGE_TOKENS, softcap)
         for row in range(n_used):
+            if job.slopes:
+                of = token * group + row
+                add_distances(job, logits + row * PAGE_TOKENS * 4, n_padded, head, of, first_row)
             soften(
                 logits + row * PAGE_TOKENS * 4,
                 n_padded,

@@ -39,6 +39,7 @@ class Job(NamedTuple):
         rows_apart: the kernels begin in a page at a multiple of this number of rows (decode,
             blocks of runs).
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
+        slopes, ramp: ALiBi's float32 [n_heads], and 0, 1, 2, ... for a page; or 0.
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
         pieces: the table of pieces; each has n_kv_heads items.
         sequences: the table of sequences (decode, blocks of runs).
@@ -74,6 +75,8 @@ class Job(NamedTuple):
     q: int
     out: int
     lse: int
+    slopes: int
+    ramp: int
     visible: int
     pieces: int
     sequences: int

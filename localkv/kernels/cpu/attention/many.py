@@ -22,6 +22,7 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import TILE_ROWS, TILE_VECTORS, Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
+    add_distances,
     end_visible,
     first_visible,
     gather_queries,
@@ -139,7 +140,13 @@ def score_page(
 
 @njit
 def soften_page(
-    address: Address, job: Job, sequence: Sequence, page: int, scratch: Address, partial: Address
+    address: Address,
+    job: Job,
+    sequence: Sequence,
+    head: int,
+    page: int,
+    scratch: Address,
+    partial: Address,
 ) -> None:
     """What a page's logits become as weights, up to the last TILE of tokens that a tile sees."""
     at = run_block_scratch(job.n_rows, job.n_parts, job.head_dim)
@@ -157,6 +164,9 @@ def soften_page(
             token = sequence.token + row // job.group
             if softcap > ZERO:
                 cap_logits(logits, n_padded, softcap)
+            if job.slopes:
+                of = sequence.token * job.group + row
+                add_distances(job, logits, n_padded, head, of, first_row)
             soften(
                 logits,
                 n_padded,
@@ -223,7 +233,7 @@ def attend_run(
                 clear_row(partial + row * head_dim * 4, head_dim, references, totals + row * 64)
         place = (get_i64(sequence.table, page), head)
         score_page(job, sequence, place, page, scratch)
-        soften_page(address, job, sequence, page, scratch, partial)
+        soften_page(address, job, sequence, head, page, scratch, partial)
         weigh_page(job, sequence, place, page, scratch, partial)
         if page + 1 == end_page or (page + 1) % sequence.part_pages == 0:
             for row in range(n_rows):

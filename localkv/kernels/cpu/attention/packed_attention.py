@@ -11,7 +11,9 @@ import struct
 import threading
 import weakref
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -183,6 +185,22 @@ def float_bits(x: float) -> int:
     return int.from_bytes(struct.pack("<f", x), "little")
 
 
+class FloatTable:
+    """Float32 that a job reads, and their address."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = np.array(values, np.float32)
+        self.address = address(self.values)
+
+
+@cache
+def slopes_of(params: AttentionParams, n_heads: int) -> FloatTable:
+    return FloatTable(params.slopes(n_heads))
+
+
+RAMP = FloatTable(range(PAGE_TOKENS))
+
+
 def prepare(
     plan: Plan, tables: SegmentTables, segment: Segment, head_dim: int, params: AttentionParams
 ) -> tuple[Launch, ...]:
@@ -196,6 +214,8 @@ def prepare(
         k_block=tables.k_block,
         v_block=tables.v_block,
         visible=plan.visible.address,
+        slopes=slopes_of(params, plan.group * segment.k[0].shape[1]).address if params.alibi else 0,
+        ramp=RAMP.address if params.alibi else 0,
         rows_apart=max(CHUNK, segment.format_k.group_tokens, segment.format_v.group_tokens),
     )
     launches = list[Launch]()

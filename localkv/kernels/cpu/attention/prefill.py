@@ -13,6 +13,7 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.jobs import TILE_ROWS, TILE_VECTORS, Job
 from localkv.kernels.cpu.attention.queries import (
+    add_distances,
     end_visible,
     first_visible,
     gather_queries,
@@ -110,6 +111,10 @@ def attend_block(address: Address, job: Job, piece: int, head: int, scratch: Add
                 cap_logits(logits, TILE_ROWS * TILE, softcap)
             for row in range(tile_row, end_row):
                 row_token = token + (first_row + row) // group
+                if job.slopes:
+                    of = token * group + first_row + row
+                    at_row = logits + (row - tile_row) * TILE * 4
+                    add_distances(job, at_row, TILE, head, of, t0)
                 soften(
                     logits + (row - tile_row) * TILE * 4,
                     TILE,

@@ -51,6 +51,7 @@ from localkv.simd.arithmetic import (
     absolute,
     add,
     f32x16,
+    fma,
     i32x16,
     max_lanes,
     maximum,
@@ -151,6 +152,18 @@ def softcap_of(address: Address) -> Float:
 def row_index(job: Job, token: int, head: int, row: int) -> int:
     """The number among q's [tokens * n_heads] rows of row `row` of a token and a KV head."""
     return ((token + row // job.group) * job.n_kv_heads + head) * job.group + row % job.group
+
+
+@njit
+def add_distances(job: Job, logits: Address, n: int, head: int, row: int, first_row: int) -> None:
+    """Add ALiBi to `n` logits (a multiple of 16) of row `row` of q, of a KV head, from `first_row`
+    of the segment on. The last row that the token sees is its own."""
+    slope = f32x16(get_f32(job.slopes, head * job.group + row % job.group))
+    own = end_visible(job, row // job.group) - 1
+    offset = f32x16(np.float32(first_row - own))
+    for t in range(0, n, LANES):
+        distance = add(load_f32(job.ramp, t), offset)
+        store_f32(logits, t, fma(distance, slope, load_f32(logits, t)))
 
 
 @njit
