@@ -204,6 +204,17 @@ class EmbeddingModel(LoadedModel):
         ]
         return sorted(found, key=lambda ranked: -ranked.score)[:top_n]
 
+    def pooling_of(self, pooling: str | None) -> Pooling:
+        """A pooling that was asked for; None is the model's own.
+
+        Raises:
+            UsageError: there is no such pooling, or the model was trained for none that is here.
+        """
+        if pooling is not None:
+            return check_pooling(pooling)
+        key = f"{self.config.architecture}.pooling_type"
+        return pooling_of_file(self.gguf.metadata.integer(key, None))
+
     @overload
     def embed(
         self,
@@ -253,10 +264,7 @@ class EmbeddingModel(LoadedModel):
             UsageError: there is no such pooling.
         """
         check_types(EmbeddingModel.embed, {**locals(), "texts": ""})  # those by `_ids`
-        if pooling is None:
-            key = f"{self.config.architecture}.pooling_type"
-            pooling = pooling_of_file(self.gguf.metadata.integer(key, None))
-        check_pooling(pooling)
+        pooling = self.pooling_of(pooling)
         if are_many(texts):
             many = [self._ids(text, parse_special) for text in texts]
         elif texts == []:

@@ -98,6 +98,7 @@ class ModelWeights:
     token_type: Array | None = None
     embedding_norm: Norm | None = None
     classifier: ClassifierWeights | None = None
+    dense: tuple[Linear, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -381,6 +382,12 @@ class Transformer:
         caches = [NO_ROWS] * len(self._stack)
         x = self._one_by_one(self._embedded(batch), TokenBatch(inputs, caches, batch, None))
         return self.backend.norm(x.merged(), self.weights.output_norm)
+
+    def projected(self, vectors: Array) -> Array:
+        """Pooled vectors [n, n_embd], multiplied with the matrices that follow the pooling."""
+        for matrix in self.weights.dense:
+            vectors = self.backend.linear(vectors, matrix)
+        return vectors
 
     def scores(self, states: Array) -> Array:
         """Score texts by the hidden states that `ClassifierSpec.pooling` says.

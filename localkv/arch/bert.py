@@ -172,13 +172,17 @@ def modern_bert(facts: Facts) -> ModelSpec:
 
 
 def gemma_embedding(facts: Facts) -> ModelSpec:
-    """Gemma 3's layers.
+    """Gemma 3's layers; two matrices may follow the pooling.
 
     Raises:
-        ModelFileError: the file has matrices that follow the pooling.
+        ModelFileError: their sizes don't lead back to the embedding's.
     """
-    if "dense_2.weight" in facts.shapes or "dense_3.weight" in facts.shapes:
-        raise ModelFileError("matrices after the pooling (dense_2, dense_3) are not supported")
+    names = ("dense_2", "dense_3")
+    dense = tuple(
+        (name, _rows(facts, f"{name}.weight")) for name in names if f"{name}.weight" in facts.shapes
+    )
+    if dense and (len(dense) < len(names) or dense[-1][1] != facts.n_embd):
+        raise ModelFileError("the matrices after the pooling don't end in the embedding's width")
     attention = replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
     full = attention.rope
     assert full is not None
@@ -194,6 +198,7 @@ def gemma_embedding(facts: Facts) -> ModelSpec:
         output_norm=facts.rms_norm("output_norm"),
         embedding_scale=math.sqrt(facts.n_embd),
         ignored_tensors=("output.",),
+        dense=dense,
     )
 
 

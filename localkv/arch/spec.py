@@ -767,6 +767,8 @@ class ModelSpec:
         n_token_types: rows of `token_types`, of which the first is added, too; or 0.
         embedding_norm: of the sum, or None.
         classifier: a head that scores texts, or None.
+        dense: names and rows of the matrices that embeddings are multiplied with after their
+            pooling, one after the other.
     """
 
     architecture: str
@@ -786,6 +788,7 @@ class ModelSpec:
     n_token_types: int = 0
     embedding_norm: NormSpec | None = None
     classifier: ClassifierSpec | None = None
+    dense: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def is_encoder(self) -> bool:

@@ -90,7 +90,8 @@ _IN_REQUESTS = "requests say what they want: a chat, or plain text that goes on"
 _CONVERSATION = "localkv chat is a conversation; localkv complete --chat answers one prompt"
 _NO_CONVERSATION = "only localkv chat is a conversation"
 _SERVER = "localkv serve has it"
-_EMBED = "localkv embed prints embeddings"
+_EMBED = "localkv embed prints embeddings; localkv serve makes them without an option"
+_RERANK = "localkv rerank orders documents; localkv serve does without an option"
 _GRAMMAR = "localkv complete keeps its text to a grammar or a JSON schema"
 _FORMAT = (
     "localkv complete -j SCHEMA keeps the text to a JSON schema; --json reports the text and its "
@@ -193,7 +194,7 @@ FOREIGN_FLAGS = (
         1,
     ),
     _refused("--embedding --embeddings --embd-output-format", _EMBED),
-    _refused("--rerank --reranking", "there are no models for ranking"),
+    _refused("--rerank --reranking", _RERANK),
     _skipped("--keepalive", "the model stays loaded for as long as the command runs", 1),
     # perplexity
     _refused(

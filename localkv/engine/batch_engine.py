@@ -106,7 +106,7 @@ class BatchEngine:
         clock: seconds.
 
     Raises:
-        LocalKVError: the cache has fewer sequences, or the model is an encoder.
+        LocalKVError: the cache has fewer sequences.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class BatchEngine:
         most_waiting: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        engine.check_writes()
         self.engine = engine
         self.clock = clock
         self.most_waiting = most_waiting
@@ -173,8 +172,9 @@ class BatchEngine:
         Raises:
             ContextOverflowError: the prompt is longer than the context, or than all pages.
             QueueFullError: `most_waiting` requests wait already.
-            UsageError: the vocabulary has fewer tokens than `logprobs`.
+            UsageError: the vocabulary has fewer tokens than `logprobs`, or the model is an encoder.
         """
+        self.engine.check_writes()
         if self.most_waiting is not None and self._runner.n_waiting >= self.most_waiting:
             raise QueueFullError(
                 f"{counted(self.most_waiting, 'request')} in the queue already",

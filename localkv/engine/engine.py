@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from localkv.arch.spec import ClassifierSpec
 from localkv.cache.arrays import Array
 from localkv.cache.cache_checks import check_alibi, check_context
 from localkv.cache.kv_cache import KVCache
@@ -373,7 +374,41 @@ class Engine:
             states = self.slot.turn(partial(self.slot.encode, some))
             ends = np.cumsum([len(ids) for ids in some])[:-1]
             vectors += [pooled(iter([part]), pooling) for part in np.split(states, ends)]
+        if self.model.config.dense and vectors:
+            ends = np.cumsum([len(np.atleast_2d(vector)) for vector in vectors])[:-1]
+            rows = self._in_turn(self.model.projected, np.vstack(vectors))
+            shapes = [vector.shape for vector in vectors]
+            parts = zip(np.split(rows, ends), shapes, strict=True)
+            return [part.reshape(shape) for part, shape in parts]
         return vectors
+
+    def _in_turn(
+        self, run: Callable[[Array], Array], rows: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """What an operation of the model makes of rows that are on the host."""
+        arrays = self.model.backend.arrays
+
+        def work() -> NDArray[np.float32]:
+            self.slot.use_threads(len(rows))
+            with arrays.inference():
+                given = arrays.floating(arrays.from_numpy(rows))
+                return arrays.to_numpy(run(given)).astype(np.float32)
+
+        return self.slot.turn(work)
+
+    def check_scores(self) -> ClassifierSpec:
+        """The head that scores texts.
+
+        Raises:
+            UsageError: the model has none.
+        """
+        spec = self.model.config.classifier
+        if spec is None:
+            raise UsageError(
+                f"the {self.model.config.architecture} model has no head that scores texts",
+                hint="rerankers have one, bge-reranker-v2-m3 and Qwen3-Reranker among them",
+            )
+        return spec
 
     def scores(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """What the head of a model that scores texts gives: float32 [texts, classes].
@@ -382,23 +417,11 @@ class Engine:
             UsageError: the model has no such head.
             ContextOverflowError: one has more tokens than the context holds; none was evaluated.
         """
-        spec = self.model.config.classifier
-        if spec is None:
-            raise UsageError(
-                f"the {self.model.config.architecture} model has no head that scores texts",
-                hint="rerankers have one, bge-reranker-v2-m3 and Qwen3-Reranker among them",
-            )
+        spec = self.check_scores()
         if not texts:
             return np.zeros((0, spec.n_classes or spec.n_hidden), np.float32)
-        states, arrays = np.stack(self.embeddings(texts, spec.pooling)), self.model.backend.arrays
-
-        def work() -> NDArray[np.float32]:
-            self.slot.use_threads(len(states))
-            rows = arrays.floating(arrays.from_numpy(states))
-            with arrays.inference():
-                return arrays.to_numpy(self.model.scores(rows)).astype(np.float32)
-
-        return self.slot.turn(work)
+        states = np.stack(self.embeddings(texts, spec.pooling))
+        return self._in_turn(self.model.scores, states)
 
     def _embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
         """The pooled hidden states of a text that goes through the cache."""
@@ -412,7 +435,9 @@ class Engine:
 
         def work() -> NDArray[np.float32]:
             self.slot.truncate(0)
-            return pooled(parts(), pooling)
+            vector = pooled(parts(), pooling)
+            self.slot.truncate(0)  # its pages are free for others
+            return vector
 
         return self.slot.turn(work)
 

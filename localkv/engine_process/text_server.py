@@ -15,8 +15,11 @@ from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.chat.engine import WARM_UP, EngineOptions, LoadProgress
+from localkv.engine.embedding import normalised, packed
 from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.saved_state import forget_text
 from localkv.engine.stream import TextStream
@@ -24,6 +27,7 @@ from localkv.engine_process.conversation import engine_facts
 from localkv.engine_process.texts import (
     Accepted,
     Again,
+    Embed,
     Ended,
     Event,
     Facts,
@@ -35,6 +39,7 @@ from localkv.engine_process.texts import (
     Step,
     Submit,
     ToEngine,
+    Vectors,
     to_engine,
 )
 from localkv.engine_process.wire import Cancel, Message, Progress, Refused, SlotAction
@@ -264,6 +269,53 @@ class SlotStates:
         return self._last[place]
 
 
+class EmbedJob:
+    """Texts that become vectors, or scores, a batch of the engine's at a time.
+
+    Args:
+        llm: the model.
+        message: what is asked for.
+
+    Raises:
+        LocalKVError: the model can't do that, or a text can't be evaluated.
+    """
+
+    def __init__(self, llm: LLM, message: Embed) -> None:
+        self._llm, self._message = llm, message
+        self._pooling = None if message.scores else llm.pooling_of(message.pooling)
+        for number, ids in enumerate(message.texts, 1):
+            llm.engine.check_text(ids, f"text {number} of {len(message.texts)}")
+        if message.scores:
+            llm.engine.check_scores()
+        self._batches = packed(message.texts, llm.engine.n_batch)
+        self._done = list[NDArray[np.float32]]()
+
+    def step(self) -> Vectors | None:
+        """Evaluate some; the answer once all are."""
+        message, engine = self._message, self._llm.engine
+        batch = next(self._batches, None)
+        if batch is not None:
+            if self._pooling is None:
+                self._done += [*engine.scores(batch)[:, None, :1]]
+            else:
+                vectors = engine.embeddings(batch, self._pooling)
+                self._done += [np.atleast_2d(self._shortened(vector)) for vector in vectors]
+            if len(self._done) < len(message.texts):
+                return None
+        rows = np.concatenate(self._done) if self._done else np.zeros((0, 1), np.float32)
+        return Vectors(
+            message.id,
+            np.ascontiguousarray(rows, "<f4").tobytes(),
+            rows.shape[-1],
+            tuple(map(len, self._done)),
+        )
+
+    def _shortened(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        message = self._message
+        kept = vector[..., : message.dimensions] if message.dimensions else vector
+        return normalised(kept, message.norm)
+
+
 class TextServer:
     """Serves a model. One thread runs its steps, and nothing else.
 
@@ -280,8 +332,14 @@ class TextServer:
         self.inbox = Inbox()
         self.take = self.inbox.put
         self.texts = dict[int, RunningText]()
+        self.embeds = dict[int, EmbedJob]()
         self._events = list[Event]()
-        self._answers = {Submit: self._submit, Cancel: self._cancel, SlotAction: self._act}
+        self._answers = {
+            Submit: self._submit,
+            Embed: self._embed,
+            Cancel: self._cancel,
+            SlotAction: self._act,
+        }
 
     def load(self) -> None:
         """Load the model, and tell the client of it. Raises LocalKVError."""
@@ -293,7 +351,6 @@ class TextServer:
             **options.arguments,
             on_progress=lambda *progress: send(Progress(LoadProgress(*progress))),
         )
-        llm.engine.check_writes()
         cache, pools = llm.cache, llm.engine.cache.pools
         send(Progress(LoadProgress(WARM_UP)))
         loaded_at = time.perf_counter()
@@ -320,8 +377,9 @@ class TextServer:
         """Serve until the process ends."""
         self.inbox.make_matchers(self.llm.grammar_tokens)
         while True:
-            self._take_all(waits=not self.texts)
+            self._take_all(waits=not self.texts and not self.embeds)
             step_ms, rows = self._step()
+            self._embed_some()
             for text in list(self.texts.values()):
                 self._events += text.news()
                 if text.has_ended:
@@ -347,6 +405,25 @@ class TextServer:
         if message.grammar is not None:
             self.llm.grammar_tokens.release(message.grammar)
 
+    def _embed(self, message: Embed) -> None:
+        with self._refusing(message.id):
+            self.embeds[message.id] = EmbedJob(self.llm, message)
+
+    def _embed_some(self) -> None:
+        """Evaluate some texts that become vectors, so that texts that are written go on between."""
+        if not self.embeds:
+            return
+        id, job = next(iter(self.embeds.items()))
+        with self._refusing(id):
+            try:
+                if (vectors := job.step()) is None:
+                    return
+                self._events.append(vectors)
+            except BaseException:
+                del self.embeds[id]
+                raise
+            del self.embeds[id]
+
     def _act(self, action: SlotAction) -> None:
         with self._refusing(action.id):
             self._events.append(self._slots.act(action))
@@ -360,6 +437,7 @@ class TextServer:
             self._events.append(Refused.of(id, as_known(error)))
 
     def _cancel(self, message: Cancel) -> None:
+        self.embeds.pop(message.id, None)
         if (text := self.texts.get(message.id)) is not None:
             text.cancel()
 

@@ -1,6 +1,7 @@
 """The messages about texts, which a server has written from tokens: many at the same time.
 
-It sends `Submit`, `Again`, `Cancel` and `SlotAction`; the engine sends `Facts`, and then `Step`s.
+It sends `Submit`, `Again`, `Embed`, `Cancel` and `SlotAction`; the engine sends `Facts`, and then
+`Step`s.
 """
 
 from __future__ import annotations
@@ -80,6 +81,41 @@ class Again(Message, frozen=True):
 
     id: int
     seed: int | None
+
+
+class Embed(Message, frozen=True):
+    """Texts that are to become vectors, or to be scored.
+
+    Attributes:
+        id: the front's number of the request.
+        texts: tokens of each.
+        pooling: of vectors; None for the model's own.
+        norm: what vectors are divided by (`normalised`).
+        dimensions: how many leading values of vectors are kept; 0 for all.
+        scores: they are scored instead, by the first class of the model's head.
+    """
+
+    id: int
+    texts: list[list[int]]
+    pooling: str | None = None
+    norm: int = 2
+    dimensions: int = 0
+    scores: bool = False
+
+
+class Vectors(Message, frozen=True):
+    """Vectors of an `Embed`, or scores, which are vectors of one value.
+
+    Attributes:
+        data: float32 [all vectors, width], one text after the other.
+        width: values of a vector.
+        counts: vectors of each text: 1, or its tokens' without pooling.
+    """
+
+    id: int
+    data: bytes
+    width: int
+    counts: tuple[int, ...]
 
 
 class SlotDone(Message, frozen=True):
@@ -203,7 +239,7 @@ class Status(msgspec.Struct, frozen=True):
     places: tuple[int, ...] = ()
 
 
-Event: TypeAlias = Accepted | Refused | SlotDone | Reading | Piece | Ended
+Event: TypeAlias = Accepted | Refused | SlotDone | Vectors | Reading | Piece | Ended
 
 
 class Step(Message, frozen=True):
@@ -213,7 +249,7 @@ class Step(Message, frozen=True):
     status: Status
 
 
-ToEngine: TypeAlias = Submit | Again | Cancel | SlotAction
+ToEngine: TypeAlias = Submit | Again | Embed | Cancel | SlotAction
 FromEngine: TypeAlias = Progress | Facts | Failed | Step
 
 to_engine = decoder(ToEngine)

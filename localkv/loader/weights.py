@@ -184,6 +184,7 @@ def model_weights(
         else None,
         embedding_norm=read.norm(config.embedding_norm, n_embd) if config.embedding_norm else None,
         classifier=classifier_weights(read, config.classifier, n_embd),
+        dense=dense_weights(read, config),
     )
     if not predicts or config.prediction is None:
         return weights
@@ -191,6 +192,15 @@ def model_weights(
         read.layer(config.prediction.block), config, config.prediction, weights
     )
     return replace(weights, prediction=prediction)
+
+
+def dense_weights(read: TensorReader, config: ModelSpec) -> tuple[Linear, ...]:
+    """The matrices that embeddings are multiplied with after their pooling."""
+    matrices, n_in = [], config.n_embd
+    for name, n_out in config.dense:
+        matrices.append(read.linear(name, n_out, n_in))
+        n_in = n_out
+    return tuple(matrices)
 
 
 def classifier_weights(

@@ -39,6 +39,13 @@ from localkv.server.dialects.llama_server import (
 from localkv.server.dialects.ollama import chat, generate, running, show, tags, version
 from localkv.server.dialects.openai import chat_completions, completions, health, model, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
+from localkv.server.dialects.vectors import (
+    embeddings,
+    native_embeddings,
+    ollama_embed,
+    ollama_embedding,
+    rerank,
+)
 from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import error_answer, json_response, to_json
@@ -114,15 +121,6 @@ _MODEL_WRITES = "this server's models write text"
 _LORA = "merge the adapter into the model's file"
 
 MISSING = {
-    "/embedding": ("making embeddings", _MODEL_WRITES),
-    "/embeddings": ("making embeddings", _MODEL_WRITES),
-    "/v1/embeddings": ("making embeddings", _MODEL_WRITES),
-    "/api/embed": ("making embeddings", _MODEL_WRITES),
-    "/api/embeddings": ("making embeddings", _MODEL_WRITES),
-    "/rerank": ("reranking", _MODEL_WRITES),
-    "/reranking": ("reranking", _MODEL_WRITES),
-    "/v1/rerank": ("reranking", _MODEL_WRITES),
-    "/v1/reranking": ("reranking", _MODEL_WRITES),
     "/infill": ("/infill", "write the model's own tokens for filling in into a prompt"),
     "/v1/images/generations": ("making images", _MODEL_WRITES),
     "/v1/images/edits": ("making images", _MODEL_WRITES),
@@ -193,6 +191,15 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/api/show", POST, show),
     ("/api/ps", GET, running),
     ("/api/version", GET, version),
+    ("/v1/embeddings", POST, embeddings),
+    ("/embedding", POST, native_embeddings),
+    ("/embeddings", POST, native_embeddings),
+    ("/api/embed", POST, ollama_embed),
+    ("/api/embeddings", POST, ollama_embedding),
+    ("/rerank", POST, rerank),
+    ("/reranking", POST, rerank),
+    ("/v1/rerank", POST, rerank),
+    ("/v1/reranking", POST, rerank),
     ("/metrics", GET, metrics),
     *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
     ("/openapi.json", GET, api_description),

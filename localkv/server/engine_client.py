@@ -20,6 +20,7 @@ from localkv.chat.engine import EngineOptions, EngineStoppedError, LoadProgress
 from localkv.engine_process.client import EngineClient, EngineFailedError
 from localkv.engine_process.texts import (
     Again,
+    Embed,
     Ended,
     Event,
     Facts,
@@ -29,6 +30,7 @@ from localkv.engine_process.texts import (
     Status,
     Step,
     Submit,
+    Vectors,
     from_engine,
 )
 from localkv.engine_process.wire import (
@@ -304,6 +306,26 @@ class TextClient(EngineClient):
                 return event
             finally:
                 self._texts.pop(id, None)
+
+    async def vectors(self, request: Embed) -> Vectors:
+        """Let texts become vectors, or be scored; the request has no number yet.
+
+        Raises:
+            EngineStoppedError: the engine is not running.
+            LocalKVError: it can't be done.
+        """
+        id = next(self._numbers)
+        texts = Texts(self, [id])
+        self._send(msgspec.structs.replace(request, id=id))
+        self._texts[id] = texts
+        try:
+            await texts.begun()
+            [(_, event)] = await anext(texts)
+            assert isinstance(event, Vectors)
+            self._texts.pop(id, None)
+            return event
+        finally:
+            self.forget({id})
 
     def forget(self, ids: set[int]) -> None:
         """End texts whose events nobody wants."""

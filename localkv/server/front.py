@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from localkv.engine_process.texts import Facts, Opening, Submit
+from localkv.engine_process.texts import Embed, Facts, Opening, Submit, Vectors
 from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import NUMBERS, SamplingParams
@@ -263,13 +263,7 @@ class Front:
         for request in requests:
             self._check_room(facts, len(request.ids))
         client = self.supervisor.client
-        if client.n_open + n > most:
-            raise RequestError(
-                429,
-                f"{client.n_open} requests run or wait already",
-                "ask again later, or start the server with a larger --queue",
-                headers={"retry-after": str(self._seconds_to_wait())},
-            )
+        self._check_queue(n, most)
         record = current.get()
         if record is not None:
             salt = record.key if self.settings.cache_per_key else 0
@@ -295,6 +289,35 @@ class Front:
         except LocalKVError as error:
             raise as_request_error(error) from error
         return texts
+
+    async def vectors(self, request: Embed) -> Vectors:
+        """Let texts become vectors, or be scored.
+
+        Raises:
+            RequestError: the engine refuses it, is not there, or has too much to do; or it takes
+                too long.
+        """
+        self._check_queue(1, self.check_count(1))
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return await self.supervisor.client.vectors(request)
+        except TimeoutError:
+            seconds = self.settings.timeout
+            raise RequestError(
+                504, f"the request took more than {seconds:g} s", "see --timeout"
+            ) from None
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+
+    def _check_queue(self, n: int, most: int) -> None:
+        n_open = self.supervisor.client.n_open
+        if n_open + n > most:
+            raise RequestError(
+                429,
+                f"{n_open} requests run or wait already",
+                "ask again later, or start the server with a larger --queue",
+                headers={"retry-after": str(self._seconds_to_wait())},
+            )
 
     def check_count(self, n: int) -> int:
         """Refuse more texts than can run and wait; return how many can.

@@ -70,7 +70,7 @@ def test_what_files_may_not_have(tmp_path: Path) -> None:
     for name, keys, tensors, words in (
         ("modern-bert", {"decision.block_count": 1}, (), "that decides is not supported"),
         ("modern-bert", {"hidden_activation": "tanh"}, (), "activation 'tanh' is not supported"),
-        ("gemma-embedding", {}, ("dense_2",), "after the pooling"),
+        ("gemma-embedding", {}, ("dense_2",), "matrices after the pooling"),
         ("bert", {"attention.causal": True}, (), "see only those before them"),
     ):
         model = ENCODERS[name]()
@@ -79,6 +79,18 @@ def test_what_files_may_not_have(tmp_path: Path) -> None:
             model.matrix(tensor, N_EMBD, N_EMBD)
         with pytest.raises(ModelFileError, match=words):
             spec_of(model.write(tmp_path / f"{name}.gguf"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_matrices_after_the_pooling(device: str, tmp_path: Path) -> None:
+    name = "gemma-embedding-dense"
+    want = np.frombuffer(base64.b64decode(STORED[name]), np.float32).reshape(-1, N_EMBD)
+    with LLM(write_encoder(name, tmp_path / "m.gguf"), device=device, progress=False) as llm:
+        got = llm.embed(TEXTS, normalize=False)
+        assert nmse(got, want) <= 2e-6
+        rows = llm.embed(TEXTS, pooling="none", normalize=False)
+        np.testing.assert_allclose([row.mean(0) for row in rows], want, rtol=0.02, atol=0.01)
+        assert llm.warnings == []
 
 
 def test_packed_weights(tmp_path: Path) -> None:

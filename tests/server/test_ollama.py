@@ -75,7 +75,7 @@ def test_the_model_is_described(server: RunningServer):
 
 
 def test_what_there_is_not_is_told_as_text(server: RunningServer):
-    status, answer = server.post("/api/embed", {"model": "tales", "input": "a"})
+    status, answer = server.post("/api/push", {"model": "tales"})
     assert (status, type(answer["error"])) == (501, str)
     assert server.post("/api/nothing", {}) == (404, {"error": "POST /api/nothing: no such path"})
 

@@ -239,7 +239,7 @@ def test_formats_of_messages_that_are_none() -> None:
 def test_clients_are_told_where_asking_again_is_in_vain(server: RunningServer) -> None:
     final = [status for status in range(400, 600) if RequestError(status, "a").headers]
     assert final == [500, 501, 504]
-    asked = Request(f"{server.url}/v1/embeddings", b"{}", {"content-type": "application/json"})
+    asked = Request(f"{server.url}/v1/moderations", b"{}", {"content-type": "application/json"})
     with pytest.raises(HTTPError) as error:
         urlopen(asked, timeout=60)
     with error.value as answer:

@@ -316,6 +316,16 @@ def gemma_embedding() -> Encoder:
     return _inputs_normed(Encoder("gemma-embedding", keys), post_norms=True, n_kv_heads=1)
 
 
+def gemma_embedding_dense() -> Encoder:
+    """Two matrices follow the pooling."""
+    model = gemma_embedding()
+    model.keys |= {"dense_2_feat_in": N_EMBD, "dense_2_feat_out": N_FF}
+    model.keys |= {"dense_3_feat_in": N_FF, "dense_3_feat_out": N_EMBD}
+    model.matrix("dense_2", N_FF, N_EMBD)
+    model.matrix("dense_3", N_EMBD, N_FF)
+    return model
+
+
 def eurobert() -> Encoder:
     keys = {**RMS, "attention.head_count_kv": 2, "pooling_type": 1}
     return _inputs_normed(Encoder("eurobert", keys), n_kv_heads=2)
@@ -389,6 +399,7 @@ def modern_bert_rank_cls() -> Encoder:
     return model
 
 
+DENSE = {"gemma-embedding-dense": gemma_embedding_dense}
 RERANKERS: dict[str, Callable[[], Encoder]] = {
     "bert-rank": bert_rank,
     "bert-classes": bert_classes,
@@ -410,4 +421,4 @@ def write_qwen3_rank(path: Path) -> Path:
 
 def write_encoder(name: str, path: Path, matrices: GGMLType = GGMLType.F16) -> Path:
     """The file of a model."""
-    return (ENCODERS | RERANKERS)[name]().write(path, matrices)
+    return (ENCODERS | RERANKERS | DENSE)[name]().write(path, matrices)
