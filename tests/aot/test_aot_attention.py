@@ -190,6 +190,12 @@ def test_sixteen_numbers_are_looked_up_in_runs(
         assert int(layouts[layout]) == min(16, share)
 
 
+@gpus_in_turn("kernel", [decode_kernel, prefill_kernel])
+def test_bias_by_distance(arch: int, kernel: Any) -> None:
+    """As BLOOM, MPT and Baichuan 13B have it: a KV head for each head."""
+    checked(kernel, arch, ("q4_0", "q8_0"), 128, group=1, alibi=True)
+
+
 @gpus_in_turn("window", [1, 2], (90, 86, 100))
 def test_options_cost_no_registers(arch: int, window: int) -> None:
     """Softcap and window (or chunks), many query heads, several new tokens."""

@@ -42,6 +42,7 @@ def check(
     softcap: float = 0.0,
     window: int = 0,
     chunk: int = 0,
+    alibi: float = 0.0,
     sinks: Tensor | None = None,
     gpu: GpuInfo = GPU,
 ) -> None:
@@ -54,9 +55,9 @@ def check(
         head_dim=head_dim,
         value_dim=value_dim,
     )
-    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk, alibi)
     scale, sees = params.softmax_scale, {"window": window, "chunk": chunk}
-    want, want_lse = plain_attention(rows, scale, softcap=softcap, sinks=sinks, **sees)
+    want, want_lse = plain_attention(rows, scale, softcap=softcap, sinks=sinks, alibi=alibi, **sees)
     spoil_unseen_pages(rows, params)
     out, lse = segment_attention(
         gpu, rows.q, rows.segment, rows.seg_batch, rows.batch, params, sinks=sinks
@@ -81,6 +82,14 @@ SOME = PAIRS[: 3 * len(NAMES)]
 @pytest.mark.parametrize(("type_k", "type_v"), quick(PAIRS, PAIRS[: 2 * len(NAMES)], SOME))
 def test_decode_pairs(type_k: str, type_v: str) -> None:
     check([(70, 1)], type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize("lengths", [[(300, 1)], [(70, 20), (0, 9)], [(12, 3), (520, 2)]])
+@pytest.mark.parametrize("group", [2, 3])
+def test_bias_by_distance(group: int, lengths: list[tuple[int, int]]) -> None:
+    """Heads of a power of two, and others."""
+    for alibi in (2.0, 8.0):
+        check(lengths, n_kv_heads=2, group=group, type_k="q8_0", alibi=alibi)
 
 
 HEAD_DIMS, GROUPS = (64, 80, 96, 128, 256), (1, 3, 4, 8)

@@ -62,6 +62,15 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "gpt2": _of(
         "gpt2", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES, n_ctx=600
     ),
+    "bloom": _of("bloom", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES),
+    "mpt": _of(
+        "mpt",
+        n_embd=384,
+        n_heads=6,
+        n_kv_heads=6,
+        fused_qkv=True,
+        settings={"attention.max_alibi_bias": 4.0, "attention.clamp_kqv": 0.9},
+    ),
     "olmo-clamped": _of("olmo", **NARROW, settings={"attention.clamp_kqv": 0.8}),
     "openelm": _of(
         "openelm", n_heads=(4, 6), n_kv_heads=(2, 3), n_ff=(96, 160), fused_qkv=True, tied=True
@@ -139,15 +148,6 @@ DENSE: dict[str, dict[str, Any]] = {
     "hunyuan_vl": _of("hunyuan_vl", tied=True, settings=SECTIONS),
     "starcoder2": _of("starcoder2", **NARROW, biases=ALL_BIASES),
     "starcoder": _of("starcoder", n_heads=2, n_kv_heads=1, fused_qkv=True, biases=ALL_BIASES),
-    "bloom": _of("bloom", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES),
-    "mpt": _of(
-        "mpt",
-        n_embd=384,
-        n_heads=6,
-        n_kv_heads=6,
-        fused_qkv=True,
-        settings={"attention.max_alibi_bias": 4.0, "attention.clamp_kqv": 0.9},
-    ),
     "jais": _of(
         "jais",
         n_heads=2,

@@ -101,6 +101,7 @@ def plain_attention(
     softcap: float = 0.0,
     window: int = 0,
     chunk: int = 0,
+    alibi: float = 0.0,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax as in the books, in float64, one token and head at a time."""
@@ -120,6 +121,9 @@ def plain_attention(
                 logits = k[head // group, keys] @ q[token, head] * scale
                 if softcap:
                     logits = softcap * torch.tanh(logits / softcap)
+                if alibi:
+                    slope = AttentionParams(scale, alibi=alibi).slopes(q.shape[1])[head]
+                    logits = logits - slope * torch.arange(len(logits) - 1, -1, -1)
                 if len(logits):
                     weights = logits.softmax(-1)
                     lse[token, head] = logits.logsumexp(-1)

@@ -91,8 +91,6 @@ def why_not(spec: AttentionSpec) -> str:
     most = max(spec.key_dim, spec.value_dim)
     if most > MOST_CHANNELS:
         return f"heads of {most} channels, of {MOST_CHANNELS} at most"
-    if spec.params.alibi:
-        return "attention that is biased by distance (ALiBi)"
     norms = [norm for norm in (spec.q_norm, spec.k_norm, spec.v_norm) if norm is not None]
     if len({norm.eps for norm in norms}) > 1:
         return "norms of q, k and v with several eps"

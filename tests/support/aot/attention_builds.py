@@ -39,6 +39,7 @@ def build(
     tail: int = 0,
     tiles: TileConfig | None = None,
     page_bytes: int = 0,
+    alibi: bool = False,
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise.
     With `page_bytes` sequences have positions of rows 0 of their own."""
@@ -79,6 +80,10 @@ def build(
         "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
+    if alibi:
+        types["slopes_ptr"] = "*fp32"
+    else:
+        constants["slopes_ptr"] = None
     if page_bytes:
         types["firsts_ptr"] = "*i64"
     else:

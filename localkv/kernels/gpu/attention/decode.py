@@ -23,6 +23,7 @@ from localkv.kernels.gpu.attention.softmax import (
     row_of_tile,
     scaled_logits,
     sees,
+    slopes_of,
     store_outputs,
     tail_begin,
 )
@@ -35,7 +36,7 @@ from localkv.kernels.gpu.pages import in_page
 def decode_kernel(
     q_ptr, k_planes, v_planes, page_table_ptr, lengths_ptr, starts_ptr, positions_ptr, out_ptr,
     lse_ptr, first_position, table_width, scale, softcap, window, firsts_ptr, exact_ptr, tail_start,
-    tail_newest,
+    tail_newest, slopes_ptr,
     READ_K: tl.constexpr, COLUMNS_K: tl.constexpr, PRODUCT_K: tl.constexpr, UNIT_K: tl.constexpr,
     READ_V: tl.constexpr, COLUMNS_V: tl.constexpr, PRODUCT_V: tl.constexpr, UNIT_V: tl.constexpr,
     N_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -61,6 +62,7 @@ def decode_kernel(
         exact_ptr: int64 [sequences], positions before which no tail begins.
         tail_start, tail_newest: as `Tail` has them, if TAIL is 1, where keys are seen up to the
             tail, or 2, where only the tail's are; in multiples of TAIL_TOKENS.
+        slopes_ptr: fp32 [heads], ALiBi's slopes, or None.
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         UNIT_K, UNIT_V: what values of tiles are multiplied with.
@@ -105,6 +107,8 @@ def decode_kernel(
     q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=True)
     q_high = load_queries(q_ptr, row, is_query, k_high, HEAD_DIM, PRODUCT_K, COLUMNS=True)
 
+    if slopes_ptr is not None:
+        slope = slopes_of(slopes_ptr, i, head, GROUP)
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     out_low = tl.zeros((VALUE_WIDTH // 2, QUERIES), tl.float32)
@@ -123,6 +127,8 @@ def decode_kernel(
         products = dot(low, q_low, None, PRODUCT_K)
         products = dot(high, q_high, products, PRODUCT_K)
         logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
+        if slopes_ptr is not None:
+            logits += slope[None, :] * (key[:, None] - position[None, :])
         seen = valid[:, None] & sees(
             key[:, None], position[None, :], first_position, window, WINDOW
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -266,6 +267,12 @@ def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys:
     return max(1, min(wanted, MOST_SPLITS, capacity // keys))
 
 
+@cache
+def slopes_on(device: torch.device, params: AttentionParams, n_heads: int) -> Tensor:
+    """ALiBi's slopes, fp32 [n_heads], which a step that is recorded finds there."""
+    return torch.tensor(params.slopes(n_heads), dtype=torch.float32, device=device)
+
+
 def segment_attention(
     gpu: GpuInfo,
     q: Tensor,
@@ -319,6 +326,7 @@ def segment_attention(
         page_bytes=page_bytes(segment),
     )
     constants["firsts_ptr"] = seg_batch.first_table
+    constants["slopes_ptr"] = slopes_on(q.device, params, n_heads) if params.alibi else None
     if tail is not None:
         constants["exact_ptr"] = seg_batch.exact_table
         constants |= {"tail_start": tail.start, "tail_newest": tail.newest}

@@ -23,6 +23,7 @@ from localkv.kernels.gpu.attention.softmax import (
     row_of_tile,
     scaled_logits,
     sees,
+    slopes_of,
     store_outputs,
     tail_begin,
 )
@@ -35,7 +36,7 @@ from localkv.kernels.gpu.pages import in_page
 def prefill_kernel(
     q_ptr, k_planes, v_planes, page_table_ptr, lengths_ptr, starts_ptr, positions_ptr, sinks_ptr,
     out_ptr, lse_ptr, first_position, table_width, scale, softcap, window, firsts_ptr, exact_ptr,
-    tail_start, tail_newest,
+    tail_start, tail_newest, slopes_ptr,
     READ_K: tl.constexpr, COLUMNS_K: tl.constexpr, PRODUCT_K: tl.constexpr, UNIT_K: tl.constexpr,
     READ_V: tl.constexpr, COLUMNS_V: tl.constexpr, PRODUCT_V: tl.constexpr, UNIT_V: tl.constexpr,
     N_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -84,6 +85,8 @@ def prefill_kernel(
     q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=False)
     q_high = load_queries(q_ptr, row, is_query, k_high, HEAD_DIM, PRODUCT_K, COLUMNS=False)
 
+    if slopes_ptr is not None:
+        slope = slopes_of(slopes_ptr, i, head, GROUP)
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     out_low = tl.zeros((QUERIES, VALUE_WIDTH // 2), tl.float32)
@@ -102,6 +105,8 @@ def prefill_kernel(
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
         logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
+        if slopes_ptr is not None:
+            logits += slope[:, None] * (key[None, :] - position[:, None])
         seen = valid[None, :] & sees(
             key[None, :], position[:, None], first_position, window, WINDOW
         )

@@ -59,6 +59,12 @@ def scaled_logits(products, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def slopes_of(slopes_ptr, i, head, GROUP: tl.constexpr):
+    """ALiBi's slopes of queries, of logits to base 2."""
+    return LOG2_E * tl.load(slopes_ptr + head * GROUP + i % GROUP)
+
+
+@triton.jit
 def sees(key, position, first_position, window, WINDOW: tl.constexpr):
     """Whether the token at `position` attends to `key`, both counted from `first_position`: causal,
     and `window` keys at most, or its chunk's.
