@@ -45,19 +45,18 @@ def _rows(facts: Facts, tensor: str) -> int:
 
 
 def _sums_normed(
-    facts: Facts, attention: AttentionSpec, ffns: Sequence[Ffn], *, alibi: float = 0.0, **more: Any
+    facts: Facts, attention: AttentionSpec, ffns: Sequence[Ffn], **more: Any
 ) -> ModelSpec:
     """BERT's layers, which norm their sums. The last one's second norm is the model's last.
 
     Args:
         attention: of each layer.
         ffns: of all layers.
-        alibi: see `EncoderAttentionSpec.max_alibi_bias`.
         more: fields of `ModelSpec`.
     """
     second = "blk.0.attn_norm_2.weight" in facts.shapes
     layer = LayerSpec(
-        EncoderAttentionSpec(attention, max_alibi_bias=alibi),
+        EncoderAttentionSpec(attention),
         None,
         None,
         None,
@@ -105,7 +104,7 @@ def nomic_bert_moe(facts: Facts) -> ModelSpec:
 
 def jina_bert_v2(facts: Facts) -> ModelSpec:
     """Attention is biased by distance; q and k may be normed, and attention's sum twice."""
-    attention = replace(plain.attention(facts, interleaved=False), rope=None)
+    attention = plain.by_distance(plain.attention(facts, interleaved=False), JINA_ALIBI)
     if "blk.0.attn_q_norm.weight" in facts.shapes:
         eps = facts.layer_norm("").eps
         q_norm, k_norm = (NormSpec(f"attn_{x}_norm", "layer", eps, "row") for x in "qk")
@@ -114,7 +113,7 @@ def jina_bert_v2(facts: Facts) -> ModelSpec:
     if "blk.0.ffn_gate.weight" not in facts.shapes:
         is_fused = _rows(facts, "blk.0.ffn_up.weight") == 2 * mlp.n_ff
         mlp = replace(mlp, gated=is_fused)
-    return _sums_normed(facts, attention, [mlp] * facts.n_layers, alibi=JINA_ALIBI)
+    return _sums_normed(facts, attention, [mlp] * facts.n_layers)
 
 
 def jina_bert_v3(facts: Facts) -> ModelSpec:

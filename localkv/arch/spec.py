@@ -248,20 +248,9 @@ class EncoderAttentionSpec:
     Attributes:
         attention: heads, scale, RoPE, and norms of q and k. A window of n tokens reaches n // 2
             positions to each side.
-        max_alibi_bias: logits are diminished by how far apart two tokens are, times a slope of each
-            head (ALiBi, Press et al. 2022, arXiv:2108.12409); 0 is none.
     """
 
     attention: AttentionSpec
-    max_alibi_bias: float = 0.0
-
-    @cached_property
-    def slopes(self) -> tuple[float, ...]:
-        """Of each head, as `ggml_soft_max_ext` has them."""
-        n, most = self.attention.n_heads, self.max_alibi_bias
-        base = 1 << (n.bit_length() - 1)
-        first = [2.0 ** (-most * (i + 1) / base) for i in range(base)]
-        return (*first, *(2.0 ** (-most * (2 * i + 1) / (2 * base)) for i in range(n - base)))
 
     @property
     def rope(self) -> RopeSpec | None:

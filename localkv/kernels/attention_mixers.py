@@ -220,10 +220,10 @@ def _attended(q: Array, k: Array, v: Array, first: int, spec: EncoderAttentionSp
     """Queries [n_heads, n, channels] of a text, the first of them its token `first`."""
     xp, params = namespace(q), spec.attention.params
     logits = xp.matmul(q * params.softmax_scale, xp.swapaxes(k, -1, -2))
-    if params.window or spec.max_alibi_bias:
+    if params.window or params.alibi:
         apart = abs(xp.arange(k.shape[-2]) - (xp.arange(q.shape[-2]) + first)[:, None])
-        if spec.max_alibi_bias:
-            slopes = xp.asarray(spec.slopes, dtype=q.dtype)
+        if params.alibi:
+            slopes = xp.asarray(params.slopes(len(q)), dtype=q.dtype)
             logits -= slopes[:, None, None] * xp.asarray(apart, dtype=q.dtype)
         if params.window:
             logits[:, apart > params.window // 2] = -xp.inf

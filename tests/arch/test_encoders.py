@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
 from localkv.arch import ARCHS
-from localkv.arch.spec import AttentionParams, AttentionSpec, EncoderAttentionSpec, ModelSpec
+from localkv.arch.spec import ModelSpec
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -52,17 +51,6 @@ def test_llama_cpp_embeddings(encoder: Path, backend: Backend) -> None:
     got = encoded(encoder, backend, TEXTS)[SHOWN]
     assert nmse(got, want) <= 2e-6
     assert cosines(got, want).min() >= 0.99999
-
-
-@pytest.mark.parametrize("n_heads", [1, 4, 6, 12])
-def test_slopes(n_heads: int) -> None:
-    """As ggml has them: powers of one number, and of its root where heads are no power of two."""
-    attention = AttentionSpec(n_heads, n_heads, 16, 16, AttentionParams(0.25))
-    most = 8.0
-    n = 2 ** math.floor(math.log2(n_heads))
-    m0, m1 = 2.0 ** (-most / n), 2.0 ** (-(most / 2) / n)
-    want = [m0 ** (h + 1) if h < n else m1 ** (2 * (h - n) + 1) for h in range(n_heads)]
-    assert EncoderAttentionSpec(attention, most).slopes == pytest.approx(want)
 
 
 def test_what_files_may_not_have(tmp_path: Path) -> None:
