@@ -25,6 +25,7 @@ FAMILIES = {
         "xverse": "neighbours",
         "chatglm": "neighbours",
         "baichuan": "baichuan",
+        "bitnet": "bitnet",
         "refact": "refact",
         "nanbeige": "nanbeige",
         "paddleocr": "halves",

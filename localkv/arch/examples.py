@@ -11,6 +11,7 @@ EXAMPLES: dict[str, str] = {
     "bailingmoe2": "Ling 2, Ring 2",
     "bailingmoe3": "Ling 3 tiny, flash",
     "bert": "BGE small, base, large (embeddings), all-MiniLM, E5, GTE, Snowflake Arctic Embed",
+    "bitnet": "BitNet b1.58 3B",
     "bloom": "BLOOM, BLOOMZ",
     "chatglm": "ChatGLM 3, GLM-4 9B Chat",
     "codeshell": "CodeShell 7B",

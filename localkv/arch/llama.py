@@ -72,6 +72,20 @@ def baichuan(facts: Facts) -> ModelSpec:
     return replace(model, layers=(replace(layer, mixer=mixer),) * facts.n_layers)
 
 
+def bitnet(facts: Facts) -> ModelSpec:
+    """Norms before the last matrices of both blocks; the embedding is the output matrix.
+
+    Raises:
+        ModelFileError: matrices have factors of their own.
+    """
+    if any(name.endswith(".scale") for name in facts.shapes):
+        raise ModelFileError("factors of matrices ('.scale') in 'bitnet' are not supported")
+    layer = plain.layer(facts, plain.attention(facts, interleaved=False), plain.mlp(facts))
+    norms = {name: facts.rms_norm(name) for name in ("attn_sub_norm", "ffn_sub_norm")}
+    layer = replace(layer, mixed_norm=norms["attn_sub_norm"], hidden_norm=norms["ffn_sub_norm"])
+    return plain.model(facts, layer)
+
+
 def refact(facts: Facts) -> ModelSpec:
     """Attention is biased by distance."""
     attention = plain.by_distance(plain.attention(facts, interleaved=True), ALIBI)

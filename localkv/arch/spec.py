@@ -600,6 +600,8 @@ class LayerSpec:
         ffn: dense or routed; None in a layer that has only a mixer.
         attn_norm, ffn_norm: before each; None reads x as it is.
         post_attn_norm, post_ffn_norm: after each, before it is added; or None.
+        mixed_norm, hidden_norm: before the mixer's output matrix, and before the last matrix of a
+            dense block (BitNet); or None.
         attn_sum_norm, ffn_sum_norm: after each, of the sum; or None.
         attn_norm_2: of the sum of what `attn_sum_norm` gives and the layer's input, or None.
         beside: a second mixer, which reads what the first one reads; both are added (Falcon-H1).
@@ -616,6 +618,8 @@ class LayerSpec:
     ffn_norm: NormSpec | None
     post_attn_norm: NormSpec | None = None
     post_ffn_norm: NormSpec | None = None
+    mixed_norm: NormSpec | None = None
+    hidden_norm: NormSpec | None = None
     attn_sum_norm: NormSpec | None = None
     attn_norm_2: NormSpec | None = None
     ffn_sum_norm: NormSpec | None = None

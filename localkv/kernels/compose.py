@@ -51,21 +51,22 @@ def compose(
 
     def out_residual(x: Array, mixed: Array, layer: LayerWeights, spec: LayerSpec) -> Array:
         assert layer.mixer is not None
-        y = p.linear(mixed, layer.mixer.output)
+        y = p.linear(normed(mixed, layer.mixed_norm), layer.mixer.output)
         return residual(x, y, layer.post_attn_norm, spec)
 
-    def mlp(x: Array, weights: MlpWeights, spec: MlpSpec) -> Array:
+    def mlp(x: Array, weights: MlpWeights, spec: MlpSpec, hidden_norm: Norm | None = None) -> Array:
         up, gate = p.linear(x, weights.ffn_up), None
         if weights.ffn_gate is not None:
             gate = p.linear(x, weights.ffn_gate)
         hidden = p.activate(up, None, spec) if gate is None else p.activate(gate, up, spec)
-        return p.linear(hidden, weights.ffn_down)
+        return p.linear(normed(hidden, hidden_norm), weights.ffn_down)
 
     def mlp_residual(x: Array, layer_input: Array, layer: LayerWeights, spec: LayerSpec) -> Array:
         assert isinstance(layer.ffn, MlpWeights)
         assert isinstance(spec.ffn, MlpSpec)
         h = normed(layer_input if spec.parallel else x, layer.ffn_norm)
-        return residual(x, mlp(h, layer.ffn, spec.ffn), layer.post_ffn_norm, spec)
+        y = mlp(h, layer.ffn, spec.ffn, layer.hidden_norm)
+        return residual(x, y, layer.post_ffn_norm, spec)
 
     def moe_residual(x: Array, layer_input: Array, layer: LayerWeights, spec: LayerSpec) -> Array:
         assert isinstance(layer.ffn, MoeWeights)

@@ -270,6 +270,8 @@ class LayerWeights:
     ffn_norm: Norm | None
     post_attn_norm: Norm | None = None
     post_ffn_norm: Norm | None = None
+    mixed_norm: Norm | None = None
+    hidden_norm: Norm | None = None
     attn_sum_norm: Norm | None = None
     attn_norm_2: Norm | None = None
     ffn_sum_norm: Norm | None = None

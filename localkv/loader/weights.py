@@ -252,8 +252,8 @@ def layer_weights(
     """The weights of the layer that `read` hands out."""
     per_layer, laurel = spec.per_layer_input, spec.laurel
 
-    def norm(of: NormSpec | None) -> Norm | None:
-        return None if of is None else read.norm(of, n_embd)
+    def norm(of: NormSpec | None, size: int = n_embd) -> Norm | None:
+        return None if of is None else read.norm(of, size)
 
     scale = 1.0
     if spec.output_scale is not None:
@@ -265,6 +265,8 @@ def layer_weights(
         ffn_norm=norm(spec.ffn_norm),
         post_attn_norm=norm(spec.post_attn_norm),
         post_ffn_norm=norm(spec.post_ffn_norm),
+        mixed_norm=norm(spec.mixed_norm, spec.mixer.width if spec.mixer else 0),
+        hidden_norm=norm(spec.hidden_norm, spec.mlp.n_ff if spec.mlp else 0),
         attn_sum_norm=norm(spec.attn_sum_norm),
         attn_norm_2=norm(spec.attn_norm_2),
         ffn_sum_norm=norm(spec.ffn_sum_norm),

@@ -205,6 +205,8 @@ def test_each_mechanism_matters(what: str, tmp_path: Path) -> None:
         ("stablelm-parallel", "attn_q_norm.weight"),
         ("gpt2", "position_embd.weight"),
         ("bloom", "token_embd_norm.weight"),
+        ("bitnet", "attn_sub_norm.weight"),
+        ("bitnet", "ffn_sub_norm.weight"),
     ],
 )
 def test_each_vector_matters(name: str, tensor: str, tmp_path: Path) -> None:

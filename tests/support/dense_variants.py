@@ -62,6 +62,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "gpt2": _of(
         "gpt2", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES, n_ctx=600
     ),
+    "bitnet": _of("bitnet", **NARROW, tied=True),
     "bloom": _of("bloom", n_heads=2, n_kv_heads=2, fused_qkv=True, tied=True, biases=ALL_BIASES),
     "mpt": _of(
         "mpt",

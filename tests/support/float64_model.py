@@ -154,7 +154,10 @@ def dense(model: RandomModel, layer: int, x: np.ndarray) -> np.ndarray:
             hidden = np.maximum(z, 0) ** 2
         case "xielu":
             hidden = xielu(model, layer, z)
-    return affine(model, f"{at}.ffn_down", hidden if gate is None else hidden * up)
+    hidden = hidden if gate is None else hidden * up
+    if traits.sub_norms:
+        hidden = norm(model, f"{at}.ffn_sub_norm", hidden)
+    return affine(model, f"{at}.ffn_down", hidden)
 
 
 def feed_forward(model: RandomModel, layer: int, x: np.ndarray) -> np.ndarray:
@@ -241,7 +244,10 @@ def mix(
         length = model.setting("rope.scaling.original_context_length")
         q = q * (1 + scale * math.log(1 + position // length))
     history.append((k, v))
-    return affine(model, f"{at}.attn_output", attend(model, layer, q, history))
+    mixed = attend(model, layer, q, history)
+    if traits.sub_norms:
+        mixed = norm(model, f"{at}.attn_sub_norm", mixed)
+    return affine(model, f"{at}.attn_output", mixed)
 
 
 def float64_logits(model: RandomModel, ids: list[int]) -> np.ndarray:

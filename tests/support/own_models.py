@@ -13,7 +13,7 @@ from support.dense_variants import dense_variant
 from support.latent_models import latent_tensors, write_latent
 
 DENSE = (
-    *("bloom", "jais", "mpt", "refact"),
+    *("bitnet", "bloom", "jais", "mpt", "refact"),
     *(
         "chatglm",
         "codeshell",

@@ -119,6 +119,9 @@ class RandomModel:
         self._matrix(f"{at}.attn_k", kv, d, gain=1.7)
         self._matrix(f"{at}.attn_v", kv, d)
         self._matrix(f"{at}.attn_output", d, q)
+        if self.traits.sub_norms:
+            self._vector(f"{at}.attn_sub_norm.weight", q)
+            self._vector(f"{at}.ffn_sub_norm.weight", _of(self.n_ff, 0))
         if self.traits.qk_norm:
             for x, n in (("q", n_heads), ("k", n_kv_heads)):
                 shapes = {"head": (self.head_dim,), "heads": (n, self.head_dim)}

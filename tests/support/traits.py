@@ -38,6 +38,7 @@ class Traits:
         normed_embedding: the embedding is normed.
         alibi: logits of attention are less by distance, in place of RoPE; the last slope is
             2 ** -alibi.
+        sub_norms: there are norms before the last matrices of both blocks.
         unscaled: logits of attention are divided by the channels of a head, not their root.
     """
 
@@ -66,6 +67,7 @@ class Traits:
     normed_embedding: bool = False
     alibi: float = 0.0
     unscaled: bool = False
+    sub_norms: bool = False
 
 
 def _beside(norm: str, **others: object) -> Traits:
@@ -121,6 +123,7 @@ TRAITS: dict[str, Traits] = {
     **dict.fromkeys(
         ("gpt2", "starcoder"), Traits("layer+b", **_MLP, activation="gelu", positions=True)
     ),
+    "bitnet": Traits(halves=True, sub_norms=True),
     "bloom": Traits("layer+b", **_MLP, activation="gelu", alibi=8.0, normed_embedding=True),
     "mpt": Traits("layer+b", **_MLP, activation="gelu", alibi=4.0),
     "jais": Traits("layer+b", alibi=6.0, unscaled=True),

@@ -38,13 +38,14 @@ def with_rest(x: Tensor, y: Tensor, post_norm: Norm | None, spec: LayerSpec) -> 
 
 
 def normed_rows(x: Tensor, by: Norm | None) -> Tensor:
-    """float32 [tokens, n_embd]."""
+    """float32 [tokens, n], without a norm as they are."""
     return x if by is None else norm(x, by)
 
 
 def out_residual(x: Tensor, mixed: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
     """x + the mixer's output matrix times what it mixed."""
     assert layer.mixer is not None
+    mixed = normed_rows(mixed, layer.mixed_norm)
     return added(x, mixed, layer.mixer.output, layer.post_attn_norm, spec)
 
 
@@ -54,6 +55,7 @@ def mlp_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: Laye
     assert isinstance(spec.ffn, MlpSpec)
     source = layer_input if spec.parallel else x
     hidden = hidden_rows(source, layer.ffn_norm, layer.ffn, spec.ffn)
+    hidden = normed_rows(hidden, layer.hidden_norm)
     return added(x, hidden, layer.ffn.ffn_down, layer.post_ffn_norm, spec)
 
 

@@ -178,7 +178,8 @@ class CpuLayer:
         n_tokens, mixed = x.shape[0], np.ascontiguousarray(mixed)
 
         def make(chain: Chain) -> None:
-            self.chains.add_residual(chain, "mixed", n_tokens, output, post_norm, spec)
+            y = self.chains.add_norm(chain, n_tokens, layer.mixed_norm, "mixed")
+            self.chains.add_residual(chain, y, n_tokens, output, post_norm, spec)
 
         chain = self.chains.get("out", (layer, spec), n_tokens, make)
         out = np.empty(x.shape, np.float32)
@@ -245,7 +246,8 @@ class CpuLayer:
         assert isinstance(ffn, MlpSpec)
         h = self.chains.add_norm(chain, n_tokens, layer.ffn_norm)
         hidden = self.chains.add_mlp(chain, h, n_tokens, ffn, mlp.ffn_gate, mlp.ffn_up)
-        self.chains.add_residual(chain, hidden, n_tokens, mlp.ffn_down, layer.post_ffn_norm, spec)
+        y = self.chains.add_norm(chain, n_tokens, layer.hidden_norm, hidden)
+        self.chains.add_residual(chain, y, n_tokens, mlp.ffn_down, layer.post_ffn_norm, spec)
 
     def add_embedded(
         self, chain: Chain, n_tokens: int, layer: LayerWeights, spec: LayerSpec

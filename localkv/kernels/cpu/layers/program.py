@@ -312,7 +312,8 @@ class LayerSteps:
         chain = self.places.steps()
         before = self._with_bias(chain, x, output, out, at_once=adds_at_once(post_norm, spec))
         chain.bind(mixed=mixed, residual=before, out=out)
-        operations.chains.add_residual(chain, "mixed", self.n_tokens, output, post_norm, spec)
+        y = operations.chains.add_norm(chain, self.n_tokens, weights.mixed_norm, "mixed")
+        operations.chains.add_residual(chain, y, self.n_tokens, output, post_norm, spec)
         return out
 
     def _with_bias(
