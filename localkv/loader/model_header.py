@@ -36,8 +36,15 @@ class ModelHeader(Protocol):
         ...
 
 
-NO_TEXT_MODELS = {"clip": "an encoder of images or sound (mmproj)"}
-"""Architectures of files that lie beside text models, and what they are."""
+_GUESSER = (
+    "a block that guesses from another model's hidden states",
+    "--spec mtp guesses with a block of the model's own file, --spec ngram with any model",
+)
+NO_TEXT_MODELS = {
+    "clip": ("an encoder of images or sound (mmproj)", "only text models are supported"),
+    **dict.fromkeys(("gemma4-assistant", "eagle3", "dflash"), _GUESSER),
+}
+"""Architectures of files that lie beside text models, what they are, and a hint."""
 
 
 def model_spec(gguf: ModelHeader) -> ModelSpec:
@@ -51,10 +58,8 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
         raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
     name = gguf.metadata.string("general.architecture")
     if name in NO_TEXT_MODELS:
-        raise ModelFileError(
-            f"{gguf.path.name} is {NO_TEXT_MODELS[name]}, which is not supported",
-            hint="only text models are supported",
-        )
+        what, hint = NO_TEXT_MODELS[name]
+        raise ModelFileError(f"{gguf.path.name} is {what}, which is not supported", hint=hint)
     if name not in ARCHS:
         raise ModelFileError(
             f"architecture {name!r} is not supported", hint=f"supported: {', '.join(sorted(ARCHS))}"
