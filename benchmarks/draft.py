@@ -1,6 +1,10 @@
-"""What the model that ships to draft is worth: stories with it and without, in turn.
+"""What guesses of a trained model are worth: stories with them and without, in turn.
 
     python benchmarks/draft.py
+    python benchmarks/draft.py -m models/tales-hybrid-Q8_0.gguf --head
+
+A small model drafts for the one that ships; or, with `--head`, the block of a file that predicts a
+further token. *n at a time* has the block guess as many tokens each time, whatever they cost.
 
 Each way of drawing, and each share of guesses, begins with models that were just loaded. *faster*
 compares the times of all tokens after the first; *a story* is the median of the stories' ratios.
@@ -13,12 +17,15 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from localkv import LLM
 from localkv.engine.prefix import Text
-from localkv.engine.speculation.draft_model import DraftModel, Guess
+from localkv.engine.speculation.draft_model import Guess
 from localkv.kernels.backend import Guessing
+from localkv.system.threads import default_threads
 
 MODELS = Path(__file__).parents[1] / "models"
 HEROES = (
@@ -26,15 +33,16 @@ HEROES = (
     *(("hen", "Omar"), ("mole", "Anna"), ("sheep", "Jack"), ("rabbit", "Otto")),
 )
 N_TOKENS = 200
-WAYS = {
-    "greedy": (0.0, 1.0),
-    "temperature 0.8": (0.8, 1.0),
-    **{f"right in {share} %": (0.0, share / 100) for share in (0, 20, 40, 60, 80)},
-}
 
 
-def make_wrong(draft: DraftModel, share: float) -> None:
+def as_it_is(llm: LLM) -> None:
+    """Leave a model as it is."""
+
+
+def make_wrong(share: float, llm: LLM) -> None:
     """Have only this share of a draft's guesses stay as they are."""
+    draft = llm.engine.draft
+    assert draft is not None
     rng, guesses = random.Random(3), draft.guesses
 
     def changed(text: Text, guessing: Guessing) -> list[Guess]:
@@ -46,16 +54,35 @@ def make_wrong(draft: DraftModel, share: float) -> None:
     draft.guesses = changed  # type: ignore[method-assign]
 
 
-def row(llm: LLM, temperature: float, rounds: int) -> str:
+def always(n: int, llm: LLM) -> None:
+    """Have the block guess `n` tokens each time."""
+    head = llm.engine.head
+    assert head is not None
+    guessing = Guessing(n, head.n_vocab, 0.0, (), (1.0,), (0.0,) * n)
+    head.pace.may_draft = lambda *_: True  # type: ignore[method-assign]
+    head.pace.worthy = lambda found: [len(one) for one in found]  # type: ignore[method-assign]
+    head.pace.guessing = lambda *_, **__: guessing  # type: ignore[method-assign]
+
+
+WAYS: dict[str, tuple[float, Callable[[LLM], None]]] = {
+    "greedy": (0.0, as_it_is),
+    "temperature 0.8": (0.8, as_it_is),
+}
+WORSE = {f"right in {n} %": (0.0, partial(make_wrong, n / 100)) for n in (0, 20, 40, 60, 80)}
+ALWAYS = {f"{n} at a time": (0.0, partial(always, n)) for n in (1, 2, 3, 4)}
+"""By name, how text is drawn and what is changed: of all, of drafts, and of heads."""
+
+
+def row(llm: LLM, guesser: str, temperature: float, rounds: int) -> str:
     """Tokens per second without guesses and with them, and what came of the guesses."""
-    seconds, ratios = {"none": 0.0, "draft": 0.0}, []
+    seconds, ratios = {"none": 0.0, guesser: 0.0}, []
     n_tokens = n_drafted = n_accepted = 0
     for number in range(rounds * len(HEROES)):
         animal, name = HEROES[number % len(HEROES)]
         content = f"Tell me a story about a {animal} named {name}."
         prompt = llm.chat_prompt([{"role": "user", "content": content}])
         texts, of_story = {}, {}
-        for spec in ("none", "draft") if number % 2 else ("draft", "none"):
+        for spec in ("none", guesser) if number % 2 else (guesser, "none"):
             llm.engine.reset()
             done = llm.complete(
                 prompt, max_tokens=N_TOKENS, temperature=temperature, seed=number, spec=spec
@@ -65,10 +92,10 @@ def row(llm: LLM, temperature: float, rounds: int) -> str:
             seconds[spec] += of_story[spec]
             n_drafted += done.usage.drafted_tokens
             n_accepted += done.usage.accepted_tokens
-        assert texts["none"] == texts["draft"]
+        assert texts["none"] == texts[guesser]
         n_tokens += n
-        ratios.append(of_story["none"] / of_story["draft"])
-    without, with_ = (n_tokens / seconds[spec] for spec in ("none", "draft"))
+        ratios.append(of_story["none"] / of_story[guesser])
+    without, with_ = (n_tokens / seconds[spec] for spec in ("none", guesser))
     return (
         f"{without:.0f} | {with_:.0f} | {with_ / without:.2f} | {statistics.median(ratios):.2f} "
         f"| {n_drafted / n_tokens:.2f} | {n_accepted / n_tokens:.2f}"
@@ -79,16 +106,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-m", "--model", type=Path, default=MODELS / "tales-4M-Q8_0.gguf")
     parser.add_argument("-md", "--draft", type=Path, default=MODELS / "tales-draft-Q8_0.gguf")
+    parser.add_argument("--head", action="store_true", help="the model's own block guesses")
     parser.add_argument("--rounds", type=int, default=3, help="of the eight stories")
+    parser.add_argument("--threads", type=int, default=default_threads())
     options = parser.parse_args()
+    guesser, draft = ("mtp", None) if options.head else ("draft", options.draft)
     print("| | tokens/s | with guesses | faster | a story | guessed | right |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name, (temperature, share) in WAYS.items():
-        with LLM(options.model, draft_model=options.draft, n_ctx=2048) as llm:
-            assert llm.engine.draft is not None
-            if share < 1:
-                make_wrong(llm.engine.draft, share)
-            print(f"| {name} | {row(llm, temperature, options.rounds)} |", flush=True)
+    for name, (temperature, change) in (WAYS | (ALWAYS if options.head else WORSE)).items():
+        threads = options.threads
+        with LLM(options.model, draft_model=draft, n_ctx=2048, n_threads=threads) as llm:
+            change(llm)
+            print(f"| {name} | {row(llm, guesser, temperature, options.rounds)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from document import ASSISTANT, USER, Document, Kind
-from network import Network, Shape
+from hybrid import AnyNetwork, new_network, shape_of
 from probe import PROBE_KINDS, make_probe
 from tokenizer import Tokenizer
 from torch import Tensor
@@ -25,7 +25,7 @@ _SAMPLES = (("Once upon a time", False), ("Tell me a story about a fox named Mia
 
 @torch.no_grad()
 def recall_table(
-    network: Network,
+    network: AnyNetwork,
     tokenizer: Tokenizer,
     distances: Sequence[int] = DISTANCES,
     count: int = 40,
@@ -58,7 +58,7 @@ def markdown_table(table: dict[str, dict[int, float]]) -> str:
 
 @torch.no_grad()
 def generate(
-    network: Network,
+    network: AnyNetwork,
     tokenizer: Tokenizer,
     prompt: list[int],
     tokens: int,
@@ -87,7 +87,7 @@ def chat_prompt(tokenizer: Tokenizer, request: str) -> list[int]:
     return [tokenizer.bos, *tokenizer.encode_document(document)[0]]
 
 
-def report(network: Network, tokenizer: Tokenizer, probes: int) -> None:
+def report(network: AnyNetwork, tokenizer: Tokenizer, probes: int) -> None:
     """Print samples and the recall table."""
     for text, is_chat in _SAMPLES:
         plain = [tokenizer.bos, *tokenizer.encode(text)]
@@ -98,7 +98,7 @@ def report(network: Network, tokenizer: Tokenizer, probes: int) -> None:
     print("\n" + markdown_table(recall_table(network, tokenizer, count=probes)), flush=True)
 
 
-def _answers_are_right(network: Network, rows: list[tuple[list[int], list[int]]]) -> list[bool]:
+def _answers_are_right(network: AnyNetwork, rows: list[tuple[list[int], list[int]]]) -> list[bool]:
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     batch_size = max(1, _BATCH_TOKENS // longest)
     results: list[bool] = []
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     state = torch.load(options.work / "checkpoint.pt", weights_only=True)
-    network = Network(Shape(**state["shape"]))
+    network = new_network(shape_of(state["shape"]))
     network.load_state_dict(state["network"])
     report(network, Tokenizer(options.work / "tokenizer.model"), options.probes)
 

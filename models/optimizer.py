@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from network import Network
+from hybrid import AnyNetwork
 from torch import Tensor
 
 _MOMENTUM = 0.95
@@ -45,7 +45,7 @@ class Muon:
 class Optimizer:
     """Both optimisers under one learning-rate factor."""
 
-    def __init__(self, network: Network, matrix_rate: float, other_rate: float) -> None:
+    def __init__(self, network: AnyNetwork, matrix_rate: float, other_rate: float) -> None:
         matrices = [weight for weight in network.blk.parameters() if weight.ndim == 2]
         chosen = {id(matrix) for matrix in matrices}
         others = [weight for weight in network.parameters() if id(weight) not in chosen]

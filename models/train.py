@@ -2,8 +2,10 @@
 
     python models/train.py --out models
     python models/train.py --out models --model tales-draft --teacher models/tales-4M-F16.gguf
+    python models/train.py --out models --model tales-hybrid --tokens 5000000
 
-With a teacher the model learns its predictions, and not the text alone.
+With a teacher the model learns its predictions, and not the text alone. The hybrid has a block that
+learns, beside it, to guess what it predicts next.
 Training resumes from the checkpoint in the working folder if there is one.
 """
 
@@ -27,7 +29,10 @@ from curriculum import TOTAL_TOKENS, rate_factor, stage_at
 from document import LOSS_WEIGHTS, Kind
 from evaluation import report
 from export_gguf import export
-from network import SHAPES, Network, wire
+from hybrid import SHAPES as HYBRID_SHAPES
+from hybrid import HybridNetwork, new_network
+from network import SHAPES as LLAMA_SHAPES
+from network import Network, wire
 from optimizer import Optimizer
 from teacher import load_teacher
 from tokenizer import Tokenizer, train_tokenizer
@@ -35,8 +40,15 @@ from torch import Tensor
 
 _TOKENIZER_DOCUMENTS = 6000
 _LOG_EVERY = 20
-LOGS = {"tales-4M": "training-log.jsonl", "tales-draft": "training-log-draft.jsonl"}
+SHAPES = {**LLAMA_SHAPES, **HYBRID_SHAPES}
+LOGS = {
+    "tales-4M": "training-log.jsonl",
+    "tales-draft": "training-log-draft.jsonl",
+    "tales-hybrid": "training-log-hybrid.jsonl",
+}
 """By model, the file that its log is kept in."""
+_GUESS_WEIGHTS = (0.3, 0.15)
+"""How much a head's guesses of the first and of the second token count beside the model's loss."""
 
 
 class Trainer:
@@ -51,8 +63,10 @@ class Trainer:
             train_tokenizer(lines, SHAPES[options.model].vocabulary, vocabulary_file)
         self.tokenizer = Tokenizer(vocabulary_file)
         torch.manual_seed(options.seed)
-        self.network = Network(replace(SHAPES[options.model], vocabulary=self.tokenizer.size))
-        wire(self.network, options.seed)
+        shape = replace(SHAPES[options.model], vocabulary=self.tokenizer.size)
+        self.network = new_network(shape)
+        if isinstance(self.network, Network):
+            wire(self.network, options.seed)
         self.teacher = load_teacher(options.teacher, self.tokenizer) if options.teacher else None
         self.optimizer = Optimizer(self.network, options.matrix_rate, options.other_rate)
         self.step = self.tokens = 0
@@ -93,8 +107,15 @@ class Trainer:
         ids = torch.tensor([row[0] for row in rows])
         kinds = torch.tensor([row[1] for row in rows])[:, 1:].flatten()
         inputs, targets = ids[:, :-1], ids[:, 1:].flatten()
+        guesses = list[Tensor]()
         with torch.autocast("cpu", torch.bfloat16):
-            logits = self.network(inputs)
+            if isinstance(self.network, HybridNetwork):
+                hidden = self.network.hidden(inputs)
+                logits = self.network.logits(hidden)
+                guesses = self.network.guesses(hidden, inputs, len(_GUESS_WEIGHTS))
+            else:
+                logits = self.network(inputs)
+        guess_loss = self._guess_loss(totals, logits.detach().float(), guesses)
         logits = logits.float().flatten(0, 1)
         losses = F.cross_entropy(logits, targets, reduction="none")
         if self.teacher is None:
@@ -103,7 +124,7 @@ class Trainer:
         else:
             taught = self._taught(inputs).flatten(0, 1)
             loss = F.kl_div(logits.log_softmax(-1), taught, reduction="batchmean", log_target=True)
-        loss.backward()
+        (loss + guess_loss).backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step(rate_factor(self.step, progress))
         self.network.zero_grad(set_to_none=True)
@@ -111,6 +132,23 @@ class Trainer:
         self.step += 1
         self.tokens += inputs.numel()
         return length
+
+    @staticmethod
+    def _guess_loss(
+        totals: dict[str, list[float]], logits: Tensor, guesses: list[Tensor]
+    ) -> Tensor:
+        """How far a head's logits are from the model's own, of the tokens that it guesses."""
+        loss = torch.zeros(())
+        for n, found in enumerate(guesses, 1):
+            aim, mine = logits[:, n:].flatten(0, 1), found.float().flatten(0, 1)
+            distances = F.kl_div(
+                mine.log_softmax(-1), aim.log_softmax(-1), reduction="batchmean", log_target=True
+            )
+            loss = loss + _GUESS_WEIGHTS[n - 1] * distances
+            total = totals[f"guess_{n}"]
+            total[0] += float((mine.argmax(-1) == aim.argmax(-1)).sum())
+            total[1] += len(mine)
+        return loss
 
     @torch.no_grad()
     def _taught(self, inputs: Tensor) -> Tensor:

@@ -171,7 +171,9 @@ def test_encoders_of_images_are_refused_by_name() -> None:
 @pytest.mark.parametrize("name", ["gemma4-assistant", "eagle3", "dflash"])
 def test_blocks_that_guess_for_another_model_are_refused_by_name(name: str) -> None:
     line = refusal(Header(name, {}, {"token_embd.weight": (8, 32)}))
-    assert line.startswith(f"{name}.gguf is a block that guesses from another model's hidden states")
+    assert line.startswith(
+        f"{name}.gguf is a block that guesses from another model's hidden states"
+    )
 
 
 def _try_spec(header: Header) -> None:
