@@ -465,14 +465,13 @@ def make_panel(rows: Address, row_bytes: Count, n_rows: Count, out: Address) -> 
         cleared -= RECORD_BYTES
     for i in range(cleared, n_records * RECORD_BYTES):
         put_u8(out, i, 0)
+    line = rows + LANES * row_bytes
     for block in range(n_blocks):
         at = rows + block * BLOCK_BYTES
-        if block % 2 == 0:
-            ahead = at + PANEL_PREFETCH_BLOCKS * BLOCK_BYTES
-            if block + PANEL_PREFETCH_BLOCKS >= n_blocks:
-                ahead += (LANES - 1) * row_bytes  # the rows that follow
-            for lane in range(LANES):
-                prefetch(ahead, lane * row_bytes)
+        end = rows + LANES * (row_bytes + (block + 1) * BLOCK_BYTES)
+        while line < end:
+            prefetch(line, 0)
+            line += CACHE_LINE
         record, half = out + block // 2 * RECORD_BYTES, block % 2
         codes, scales = record + LANES * BLOCK * half, record + SCALES_OFFSET
         put_units(at + SCALE_BYTES, row_bytes, n_rows, codes, BLOCK // 4, 4, FLIP_SIGNS)

@@ -32,8 +32,10 @@ def multiply_heads(address: Address, thread: Count) -> None:
             while row < last:
                 w, to = job.data + head * job.matrix_bytes + row * job.item_bytes, out + 4 * row
                 if row + TILE_ROWS <= last:
-                    multiply_rows(KIND, TILE_ROWS, 1, w, job.item_bytes, x, n_in, to, n_out, 0, 0)
+                    multiply_rows(
+                        KIND, TILE_ROWS, 1, w, job.item_bytes, x, 0, n_in, to, n_out, 0, 0
+                    )
                     row += TILE_ROWS
                 else:
-                    multiply_rows(KIND, 1, 1, w, job.item_bytes, x, n_in, to, n_out, 0, 0)
+                    multiply_rows(KIND, 1, 1, w, job.item_bytes, x, 0, n_in, to, n_out, 0, 0)
                     row += 1

@@ -53,8 +53,7 @@ class RowDots:
     """How values of rows meet values of tokens.
 
     Attributes:
-        step: values of a vector; both lie side by side, tokens completed by zeros to whole vectors
-            if `pads`.
+        step: values of a vector; both lie side by side.
         row_bytes, x_bytes: of a value.
         load, load_x: a vector of each.
         add: (b, values of a row, of a token, total <16 x float>) -> their products added to it.
@@ -66,21 +65,13 @@ class RowDots:
     load: Load
     load_x: Load
     add: Callable[..., Any]
-    pads: bool = False
-
-    def token_bytes(self, b: Builder, n_in: Value) -> Value:
-        n_bytes = b.mul(n_in, ir.Constant(i64, self.x_bytes))
-        if not self.pads:
-            return n_bytes
-        size = self.step * self.x_bytes
-        return b.and_(b.add(n_bytes, ir.Constant(i64, size - 1)), ir.Constant(i64, -size))
 
     def add_tile(
         self, b: Builder, rows: Sequence[Value], x: Sequence[Value], n: Value, sums: Sequence[Value]
     ) -> None:
         """Add products of `n` values of rows and tokens, at i8*, to sums of token after token.
 
-        A row alone with a token asks for memory ahead, the next rows'.
+        A row alone asks for memory ahead, the next rows'.
         """
 
         def add_products(row_at: list[Any], x_at: list[Any]) -> None:
@@ -96,7 +87,7 @@ class RowDots:
         with cgutils.for_range(b, steps) as loop:
             offset = b.mul(loop.index, ir.Constant(i64, self.step * self.row_bytes))
             x_offset = b.mul(loop.index, ir.Constant(i64, self.step * self.x_bytes))
-            if len(sums) == 1:
+            if len(rows) == 1:
                 emit_stream_prefetch(b, b.gep(rows[0], [offset]))
             add_products([b.gep(at, [offset]) for at in rows], [b.gep(at, [x_offset]) for at in x])
         with b.if_then(b.icmp_signed("!=", left, ir.Constant(i64, 0)), likely=False):
@@ -114,7 +105,7 @@ def _load_pairs(b: Builder, address: Value) -> Any:
 def row_dots(kind: str) -> RowDots:
     """The dots of a format, or of BFLOAT_PAIRS."""
     if kind == BFLOAT_PAIRS:
-        return RowDots(2 * LANES, 2, 2, _load_pairs, _load_pairs, dot_of_bfloats_last, pads=True)
+        return RowDots(2 * LANES, 2, 2, _load_pairs, _load_pairs, dot_of_bfloats_last)
     load, load_f32 = (FORMATS[name].part("cpu").load_values for name in (kind, "f32"))
     return RowDots(LANES, FORMATS[kind].block_bytes, 4, load, load_f32, multiply_add)
 
@@ -137,6 +128,7 @@ def multiply_rows(
     rows: Kind,
     row_bytes: Kind,
     x: Kind,
+    x_bytes: Kind,
     n_in: Kind,
     out: Kind,
     n_out: Kind,
@@ -145,7 +137,8 @@ def multiply_rows(
 ) -> Intrinsic:
     """A tile of rows times a tile of tokens; `rows`, `x` and `out` are addresses.
 
-    So is `addend`, of what is added, unless it is 0; from token to token `addend_stride` bytes.
+    So is `addend`, of what is added, unless it is 0; from token to token are `x_bytes` bytes of x
+    and `addend_stride` bytes of what is added.
 
     `kind`, `n_rows` and `n_tokens` are known when compiling.
     """
@@ -153,12 +146,12 @@ def multiply_rows(
     height, width = n_rows.literal_value, n_tokens.literal_value
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        rows, row_bytes, x, n_in, out, n_out, addend, addend_stride = args[3:]
+        rows, row_bytes, x, x_bytes, n_in, out, n_out, addend, addend_stride = args[3:]
         byte, word = i8.as_pointer(), ir.Constant(i64, 4)
         rows, x, out = (b.inttoptr(address, byte) for address in (rows, x, out))
         index = [ir.Constant(i64, i) for i in range(max(height, width))]
         row_at = addresses(b, rows, row_bytes, height)
-        x_at = addresses(b, x, dots.token_bytes(b, n_in), width)
+        x_at = addresses(b, x, x_bytes, width)
         slots = [cgutils.alloca_once(b, lanes_of(f32)) for _ in range(height * width)]
         for slot in slots:
             b.store(constant(f32, 0.0), slot)
@@ -176,7 +169,7 @@ def multiply_rows(
                 b.store(b.load(slot), b.bitcast(b.gep(out, [offset]), f32.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(kind, n_rows, n_tokens, *[types.intp] * 8), generate
+    return types.void(kind, n_rows, n_tokens, *[types.intp] * 9), generate
 
 
 SUM_BYTES = 4 * LANES
