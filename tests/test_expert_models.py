@@ -62,7 +62,18 @@ def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["dbrx", "phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+    "name",
+    [
+        "dbrx",
+        "muse-glimmer",
+        "phimoe",
+        "step35",
+        "laguna",
+        "laguna-m",
+        "mimo2",
+        "maple",
+        "spark2_5",
+    ],
 )
 def test_tokens_one_by_one_and_in_company(name: str, tmp_path: Path) -> None:
     model, _ = load_model(EXPERT_MODELS[name].write(tmp_path / "model.gguf"), cpu_backend())

@@ -63,6 +63,7 @@ FAMILIES = {
         "hunyuan-dense": "hunyuan_dense",
         "hunyuan_vl": "hunyuan_dense",
         "apertus": "apertus",
+        "muse-glimmer": "muse_glimmer",
         "olmo": "olmo",
         "olmo2": "olmo2",
         "plamo": "plamo",

@@ -104,6 +104,31 @@ def olmo(facts: Facts) -> ModelSpec:
     return plain.model(facts, layer, reads=(plain.CLAMP,), output_norm=norm)
 
 
+MUSE_PERIOD = 4
+MUSE_POST_EPS = 1e-8
+"""Of norms of what blocks give, whatever the file says of others."""
+
+
+def muse_glimmer(facts: Facts) -> ModelSpec:
+    """Gated attention, windows, and norms around both blocks; the embedding is normed. Layers that
+    see everything don't rotate."""
+    attention = plain.attention(facts, interleaved=True)
+    attention = replace(attention, gated=True, **plain.head_norms(facts))
+    rope = attention.rope
+    assert rope is not None
+    layer = plain.layer(facts, replace(attention, rope=None), plain.mlp(facts))
+    norms = plain.post_norms(facts).items()
+    layer = replace(layer, **{name: replace(norm, eps=MUSE_POST_EPS) for name, norm in norms})
+    facts.integer("attention.sliding_window")  # no default
+    return plain.model(
+        facts,
+        layers_with_windows(layer, windows(facts, MUSE_PERIOD), window_rope(facts, rope)),
+        embedding_norm=facts.rms_norm(""),
+        logit_scale=facts.number("logit_scale"),
+        logit_softcap=facts.number("final_logit_softcapping", 0.0),
+    )
+
+
 def olmo2(facts: Facts) -> ModelSpec:
     """Norms of what blocks give. OLMo 3 is this with windows; layers that have one rotate without
     YaRN."""

@@ -75,6 +75,7 @@ EXAMPLES: dict[str, str] = {
     "mistral4": "Mistral 4",
     "modern-bert": "ModernBERT, GTE ModernBERT, Granite Embedding R2",
     "mpt": "MPT 7B, 30B",
+    "muse-glimmer": "Muse Glimmer 30B (text)",
     "nanbeige": "Nanbeige",
     "nemotron": "Minitron 4B, 8B",
     "nemotron_h": "Nemotron Nano 9B v2",

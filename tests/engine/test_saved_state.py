@@ -63,7 +63,7 @@ CONVERTED = {
     "channels": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["channels"]),
     "codebooks": (CacheConfig("f32", "f32", n_ctx=N_CTX, kv_codebooks=BOOKS), CACHES["codebooks"]),
 }
-EXPERTS = ("step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5")
+EXPERTS = ("muse-glimmer", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5")
 """Experts beside windows, gates, sinks and heads of V of another width."""
 Load = Callable[..., Transformer]
 

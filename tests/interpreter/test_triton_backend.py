@@ -77,7 +77,17 @@ def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> No
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
 
 
-EXPERTS = ["dbrx", "phimoe", "step35", "laguna", "laguna-m", "mimo2", "maple", "spark2_5"]
+EXPERTS = [
+    "dbrx",
+    "muse-glimmer",
+    "phimoe",
+    "step35",
+    "laguna",
+    "laguna-m",
+    "mimo2",
+    "maple",
+    "spark2_5",
+]
 """Experts beside biases of norms, gates of heads, heads of V that are narrower than K's, limits."""
 
 

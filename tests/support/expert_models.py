@@ -223,6 +223,23 @@ EXPERT_MODELS = {
         layer_norm=True,
         joined=(0, 1),
     ),
+    "muse-glimmer": ExpertModel(
+        "muse-glimmer",
+        4,
+        {
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [True, False, True, True],
+            "rope.freq_base_swa": 500.0,
+            "logit_scale": 0.4,
+            "final_logit_softcapping": 3.0,
+        },
+        dense=(0, 1, 2, 3),
+        norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+        head_norms=True,
+        gate="channel",
+    ),
     "phimoe": ExpertModel("phimoe", 2, {"feed_forward_length": N_FF}, biased=True),
     "deepseek": ExpertModel(
         "deepseek",
