@@ -910,6 +910,52 @@ def _plain_encoder(tokenizer: FastTokenizer) -> Callable[[str], list[int]]:
 _NO_CHARACTER = "\U0010ffff"
 
 
+_AT_ONCE = 4096
+"""Units of a map of characters that are looked at together."""
+
+
+def check_charsmap(data: bytes) -> None:
+    """Refuse a map of characters in which `tokenizers` would read what is not there.
+
+    SentencePiece's `precompiled_charsmap` is the size of a double array (Darts-clone), its units of
+    four bytes, and the texts that characters become, each with a zero after it. From each unit that
+    can be reached 256 others are looked at, and some tell where a text begins.
+
+    Raises:
+        ModelFileError: it is damaged.
+    """
+    import numpy as np
+
+    size = int.from_bytes(data[:4], "little")
+    texts = np.frombuffer(data[4 + size :], np.uint8)
+    damaged = ModelFileError("the tokenizer is malformed: its map of characters is damaged")
+    if size % 4 or 4 + size > len(data) or not size or not len(texts) or texts[-1]:
+        raise damaged
+    units = np.frombuffer(data[4 : 4 + size], "<u4").astype(np.int64)
+    bases = np.arange(len(units)) ^ ((units >> 10) << ((units & (1 << 9)) >> 6))
+    letters = np.arange(1, 256)
+    is_known = np.zeros(len(units), bool)
+    is_known[0] = True
+    waiting = [np.zeros(1, np.int64)]
+    while waiting:
+        reached = waiting.pop()
+        reached, rest = reached[:_AT_ONCE], reached[_AT_ONCE:]
+        if len(rest):
+            waiting.append(rest)
+        base = bases[reached]
+        if (base | 255).max() >= len(units):
+            raise damaged
+        begins = units[base[(units[reached] >> 8 & 1) == 1]] & 0x7FFFFFFF
+        if len(begins) and (begins.max() >= len(texts) or (texts[begins] >> 6 == 2).any()):
+            raise damaged
+        after = base[:, None] ^ letters
+        found = after[(units[after] & (1 << 31 | 0xFF)) == letters]
+        found = np.unique(found[~is_known[found]])
+        is_known[found] = True
+        if len(found):
+            waiting.append(found)
+
+
 def unigram_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
     """SentencePiece's unigrams, through Hugging Face's `tokenizers`: a function from text to ids.
 
@@ -935,6 +981,8 @@ def unigram_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callabl
             zip(vocabulary.tokens, vocabulary.scores.tolist(), strict=True)
         )
     ]
+    if normalizer.charsmap:
+        check_charsmap(normalizer.charsmap)
     try:
         tokenizer = FastTokenizer(Unigram(scored, unk_id, False))
         if normalizer.charsmap:

@@ -410,14 +410,17 @@ def _assumed(metadata: Metadata) -> tuple[int | None, int | None, int | None]:
 
 
 def _normalizer(metadata: Metadata, kind: str) -> Normalizer | None:
+    import numpy as np
+
     if kind == "wordpiece":
         lowercase = metadata.boolean("tokenizer.ggml.normalizer.lowercase", True)
         strips = metadata.boolean("tokenizer.ggml.normalizer.strip_accents", lowercase)
         return Normalizer(lowercase=lowercase, strip_accents=strips)
     if kind == "unigram":
-        charsmap = metadata.integers("tokenizer.ggml.precompiled_charsmap", [])
+        none = np.zeros(0, np.uint8)
+        charsmap = metadata.number_array("tokenizer.ggml.precompiled_charsmap", none, integers=True)
         merges = metadata.boolean("tokenizer.ggml.remove_extra_whitespaces", False)
-        return Normalizer(charsmap=bytes(value & 0xFF for value in charsmap), merge_spaces=merges)
+        return Normalizer(charsmap=charsmap.astype(np.uint8).tobytes(), merge_spaces=merges)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from typing import Any
 
 import pytest
@@ -185,6 +186,28 @@ def test_no_text_is_a_control_token(spm: bytes) -> None:
     for text in ("<s> </s>", "\U0010ffff1", "<unk>"):
         assert not {1, 2} & {*ours.encode(text, add_special=False)}
     assert ours.encode("<s>", add_special=False, parse_special=True) == [1]
+
+
+def test_maps_of_characters_that_lead_nowhere(spm: bytes) -> None:
+    """`tokenizers` would read out of bounds, which ends in a panic of Rust's; here it is a line."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(spm)
+    charsmap, rng = proto.normalizer_spec.precompiled_charsmap, random.Random(0)
+    n_refused = 0
+    for _ in range(60):
+        damaged = bytearray(charsmap)
+        for _ in range(rng.randrange(1, 2000)):
+            damaged[4 + rng.randrange(40_000)] = rng.randrange(256)
+        damaged = damaged[: rng.choice((len(damaged), rng.randrange(len(damaged))))]
+        ours = unigram(spm, **{"tokenizer.ggml.precompiled_charsmap": [*damaged]})
+        try:
+            for text in (*SCRIPTS, *ODD):
+                ours.encode(text)
+        except ModelFileError:
+            n_refused += 1
+    assert n_refused > 30
 
 
 def test_damaged_unigrams(spm: bytes) -> None:
