@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.spec import LayerSpec
+from localkv.arch.spec import AttentionParams, LayerSpec
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.layer_weights import LayerWeights
@@ -143,6 +143,10 @@ def without_norm_biases(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec
 
 PARTS = {
     "dbrx": {"bound on q, k and v": attention_with(clamp=0.0)},
+    "grok": {
+        "dense block": weights_without("shared"),
+        "scale": attention_with(params=AttentionParams(0.125, softcap=6.0)),
+    },
     "phimoe": {"biases of norms": without_norm_biases},
     "gpt-oss": {
         "sinks": without_sinks,

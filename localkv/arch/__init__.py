@@ -98,6 +98,7 @@ FAMILIES = {
     "mixtures": {
         "olmoe": "olmoe",
         "dbrx": "dbrx",
+        "grok": "grok",
         "phimoe": "phi_moe",
         "hunyuan-moe": "hunyuan_moe",
         "minimax-m2": "minimax_m2",

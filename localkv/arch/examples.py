@@ -48,6 +48,7 @@ EXAMPLES: dict[str, str] = {
     "granite_swa": "Granite with windows",
     "granitehybrid": "Granite 4 H",
     "granitemoe": "Granite 3 1B-A400M, 3B-A800M",
+    "grok": "Grok 1, 2",
     "hunyuan-dense": "Hunyuan 0.5B to 7B",
     "hunyuan-moe": "Hunyuan A13B",
     "hunyuan_vl": "Hunyuan VL (text)",

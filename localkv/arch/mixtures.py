@@ -1,6 +1,6 @@
 """Models with routed experts, which differ in how experts are chosen and weighed.
 
-After llama.cpp's `src/models/olmoe.cpp`, `dbrx.cpp`, `phimoe.cpp`, `hunyuan-moe.cpp`,
+After llama.cpp's `src/models/olmoe.cpp`, `dbrx.cpp`, `grok.cpp`, `phimoe.cpp`, `hunyuan-moe.cpp`,
 `minimax-m2.cpp`, `bailingmoe2.cpp`, `dots1.cpp`, `deepseek.cpp`, `deepseek2ocr.cpp`,
 `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`, `ernie4-5-moe.cpp`, `glm4-moe.cpp`, `openai-moe.cpp`,
 `smallthinker.cpp`, `afmoe.cpp`, `step35.cpp`, `laguna.cpp`, `mimo2.cpp` and `maple.cpp`.
@@ -60,6 +60,38 @@ def dbrx(facts: Facts) -> ModelSpec:
     norms = facts.layer_norm("attn_norm"), facts.layer_norm("attn_output_norm")
     layer, last = LayerSpec(attention, moe, *norms), facts.layer_norm("output_norm")
     return plain.model(facts, layer, reads=(plain.CLAMP,), output_norm=last)
+
+
+def grok(facts: Facts) -> ModelSpec:
+    """Norms around both blocks, and factors with defaults. In Grok 2 a dense block stands beside
+    the experts, and the norm reads (a + b) / sqrt(2): the norm of a + b with twice the eps."""
+    attention = plain.attention(facts, interleaved=False)
+    assert attention.rope is not None
+    beta = facts.number("rope.scaling.yarn_beta_fast", 8.0)
+    scale = facts.number("attention.output_scale", 0.08838834764831845)
+    cap = facts.number("attn_logit_softcapping", 30.0)
+    attention = replace(
+        attention,
+        rope=replace(attention.rope, yarn_beta_fast=beta),
+        params=replace(attention.params, softmax_scale=scale, softcap=cap),
+    )
+    is_beside = "blk.0.ffn_up.weight" in facts.shapes
+    n_ff = facts.same_in_all_layers("feed_forward_length") if is_beside else 0
+    moe = experts(facts, activation="gelu", n_ff_shared=n_ff, shared_suffix="")
+    old = "layer_output_norm"
+    post = facts.rms_norm(old if f"blk.0.{old}.weight" in facts.shapes else "post_ffw_norm")
+    layer = replace(
+        plain.layer(facts, attention, moe),
+        post_attn_norm=facts.rms_norm("attn_output_norm"),
+        post_ffn_norm=replace(post, eps=2 * post.eps) if is_beside else post,
+    )
+    return plain.model(
+        facts,
+        layer,
+        embedding_scale=facts.number("embedding_scale", 78.38367176906169),
+        logit_scale=facts.number("logit_scale", 0.5773502691896257),
+        logit_softcap=facts.number("final_logit_softcapping", 0.0),
+    )
 
 
 def hunyuan_moe(facts: Facts) -> ModelSpec:

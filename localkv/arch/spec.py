@@ -464,6 +464,7 @@ class MoeSpec:
         n_groups, n_groups_used: experts are chosen from the best groups, each rated by the sum of
             its two best experts; 1 is no groups.
         weights_scale: factor on the weights.
+        shared_suffix: what names of the shared expert's tensors end in.
         shared_scale: factor on the shared expert's output.
         shared_gated: the shared expert's output is multiplied by a sigmoid of the token.
         activation: of the experts, and of the shared one.
@@ -489,6 +490,7 @@ class MoeSpec:
     n_groups: int = 1
     n_groups_used: int = 1
     weights_scale: float = 1.0
+    shared_suffix: str = "_shexp"
     shared_scale: float = 1.0
     shared_gated: bool = False
     activation: Activation = "silu"

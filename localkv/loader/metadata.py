@@ -79,6 +79,7 @@ OF_MODELS = {
     "attention.layer_norm_rms_epsilon": Range(1e-20, 1.0),
     "attention.layer_norm_epsilon": Range(1e-20, 1.0),
     "attention.scale": Range(1e-6, 1e3, or_zero=True),
+    "attention.output_scale": Range(1e-6, 1e6),
     "attn_logit_softcapping": Range(1e-3, 1e6, or_zero=True),
     "embedding_scale": Range(1e-6, 1e6, or_zero=True),
     "residual_scale": Range(1e-6, 1e6, or_zero=True),

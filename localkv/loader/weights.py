@@ -608,7 +608,7 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int) -> MoeWeights:
         down_bias=bias("down", width),
         down_scale=read.optional_vector("ffn_down_exps.scale", n_experts),
         exp_probs_b=read.vector(selection, n_experts) if moe.selection_bias else None,
-        shared=_mlp(read, moe.shared, n_embd, "_shexp") if moe.n_ff_shared else None,
+        shared=_mlp(read, moe.shared, n_embd, moe.shared_suffix) if moe.n_ff_shared else None,
         ffn_gate_inp_shexp=read.vector("ffn_gate_inp_shexp.weight", n_embd)
         if moe.shared_gated
         else None,

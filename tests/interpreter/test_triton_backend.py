@@ -79,6 +79,7 @@ def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> No
 
 EXPERTS = [
     "dbrx",
+    "grok",
     "muse-glimmer",
     "phimoe",
     "step35",

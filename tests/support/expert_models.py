@@ -43,6 +43,7 @@ class ExpertModel:
         value_dim: channels of a head of V.
         sinks: layers whose heads have sinks.
         predicts: the last of the blocks predicts a further token.
+        beside: layers have a dense block beside the experts.
         biased: norms and matrices of attention have biases, as the output has.
         joined: layers with one matrix for q, k and v.
     """
@@ -67,6 +68,7 @@ class ExpertModel:
     predicts: bool = False
     joined: tuple[int, ...] = ()
     biased: bool = False
+    beside: bool = False
 
     def all_keys(self) -> dict[str, Any]:
         kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
@@ -166,6 +168,8 @@ class ExpertModel:
                 vector(f"{at}{self.selection_bias}", N_EXPERTS, centre=0.0)
             if self.n_shared:
                 _block(matrix, f"{at}ffn_", "_shexp", self.n_shared)
+            if self.beside:
+                _block(matrix, f"{at}ffn_", "", N_DENSE)
 
 
 def _block(matrix: Callable[..., None], prefix: str, suffix: str, width: int) -> None:
@@ -214,6 +218,15 @@ GLM = ExpertModel(
 )
 """A GLM with a block that predicts a further token."""
 
+GROK = {
+    "embedding_scale": 2.0,
+    "logit_scale": 0.4,
+    "attention.output_scale": 0.1,
+    "attn_logit_softcapping": 6.0,
+    "final_logit_softcapping": 3.0,
+}
+AROUND = ("attn_norm", "attn_output_norm", "ffn_norm")
+
 EXPERT_MODELS = {
     "dbrx": ExpertModel(
         "dbrx",
@@ -223,6 +236,8 @@ EXPERT_MODELS = {
         layer_norm=True,
         joined=(0, 1),
     ),
+    "grok": ExpertModel("grok", 2, GROK, norms=(*AROUND, "post_ffw_norm"), beside=True),
+    "grok-1": ExpertModel("grok", 2, GROK, norms=(*AROUND, "layer_output_norm")),
     "muse-glimmer": ExpertModel(
         "muse-glimmer",
         4,
