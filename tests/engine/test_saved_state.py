@@ -36,6 +36,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from support.dense_variants import DENSE, dense_variant
 from support.expert_models import EXPERT_MODELS
 from support.hybrid_models import KEYS as HYBRIDS
 from support.hybrid_models import hybrid
@@ -79,7 +80,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
                 write_latent(path, name, latent_tensors(name))
             elif not path.exists():
                 model = hybrid(name) if name in HYBRIDS else EXPERT_MODELS.get(name)
-                (model or variant(name)).write(path)
+                dense = dense_variant if name in DENSE else variant
+                (model or dense(name)).write(path)
             made = {"cpu": cpu_backend, "reference": reference_backend}[backend]()
             models[name, backend] = load_model(path, made)[0]
         return models[name, backend]
@@ -118,6 +120,7 @@ def logits(engine: Engine, ids: list[int]) -> np.ndarray:
             *((name, "packed", n) for name in ("gemma3", "qwen35", "plm") for n in (300, 690)),
             ("gemma3", "channels", 600),
             *((name, "packed", 300) for name in HYBRIDS if name != "qwen35"),
+            *((name, "packed", 690) for name in ("bloom", "bitnet")),
             *((name, cache, 690) for name in EXPERTS for cache in ("packed", "tail")),
         ],
         [("llama", "tail", 300), ("gemma3", "channels", 600), ("mimo2", "tail", 690)],
