@@ -77,6 +77,7 @@ def _run(
     if unnamed:
         note(unnamed)
     llm = load_llm({**unoffered_values(_USED), **values})
+    llm.engine.check_writes()
     for line in all_warnings(llm):
         warn(line)
     from localkv.cache.profile import write_profile

@@ -150,7 +150,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_token_list(wordpieces())
     writer.add_token_types(types)
     writer.add_token_type_count(2)
-    ids = {"padding": 0, "unknown": 1, "cls": 2, "seperator": 3, "mask": 4}
+    ids = {"padding": 0, "unknown": 1, "bos": 2, "cls": 2, "seperator": 3, "mask": 4}
     for name, token in ids.items():
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
 
