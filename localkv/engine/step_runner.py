@@ -356,10 +356,12 @@ class BatchDrafts:
             if isinstance(speculator, ModelSpeculator) and speculator.drafts_together and room > 0:
                 speculator.priced(prices)
                 asked.setdefault(id(speculator.model), []).append((number, speculator, room))
-        found = dict[int, Sequence[int]]()
+        found, most = dict[int, Sequence[int]](), 0
+        while most < prices.most_rows and self._has_time(prices, 1 + missing + most + 1):
+            most += 1
         for of_model in asked.values():
             drafts = draft_together(
-                [one[1:] for one in of_model], missing=missing, others=len(parts) - 1
+                [one[1:] for one in of_model], missing=missing, others=len(parts) - 1, most=most
             )
             found |= zip([number for number, *_ in of_model], drafts, strict=True)
         return found
@@ -387,10 +389,12 @@ class BatchDrafts:
         self, part: Part, drafts: Sequence[int], prices: Prices, missing: int, n_texts: int
     ) -> bool:
         """Whether there is room for guesses in the cache, and in the time of a step."""
-        n_rows = 1 + missing + len(drafts)
-        if n_texts > 1 and 1e3 * prices.one * prices.steps(n_rows) > self.config.step_ms:
+        if n_texts > 1 and not self._has_time(prices, 1 + missing + len(drafts)):
             return False
         return self.rows.reserve_drafts(part.request, part.n_tokens, len(drafts))
+
+    def _has_time(self, prices: Prices, n_rows: int) -> bool:
+        return 1e3 * prices.one * prices.steps(n_rows) <= self.config.step_ms
 
     def measured(
         self, parts: Sequence[Part], generations: Mapping[int, Generation], seconds: float

@@ -79,7 +79,7 @@ def drafting(
     slot = Engine(draft, own or CacheConfig(n_ctx=300), exact=False).slot
     engine.draft = DraftModel(slot, 300, 96, engine.prices)
     engine.draft.pace.may_draft = lambda *_: True
-    engine.draft.pace.worthy = lambda found: [len(guesses) for guesses in found]
+    engine.draft.pace.worthy = lambda found, *_: [len(guesses) for guesses in found]
     engine.draft.pace.guessing = lambda most, *_, **__: as_many(min(most, 5))
     return engine
 

@@ -70,7 +70,7 @@ def with_head(model: Transformer, cache: CacheConfig, own: CacheConfig | None = 
     head = head_of(engine)
     engine.prices.one = 1e-3
     head.pace.may_draft = lambda *_: True
-    head.pace.worthy = lambda found: [len(guesses) for guesses in found]
+    head.pace.worthy = lambda found, *_: [len(guesses) for guesses in found]
     head.pace.guessing = lambda most, *_, **__: as_many(most)
     return engine
 

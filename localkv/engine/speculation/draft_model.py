@@ -450,7 +450,11 @@ class ModelSpeculator(Speculator, Generic[Of]):
 
 
 def draft_together(
-    asked: Sequence[tuple[ModelSpeculator[Of], int]], *, missing: int, others: int
+    asked: Sequence[tuple[ModelSpeculator[Of], int]],
+    *,
+    missing: int,
+    others: int,
+    most: int | None = None,
 ) -> list[Sequence[int]]:
     """Tokens that should be evaluated with the next ones of texts that share a step; of all guesses
     of their model the most likely ones are.
@@ -458,6 +462,7 @@ def draft_together(
     Args:
         asked: speculators of one model, and the most tokens for each.
         missing, others: as `Speculator.draft` has them.
+        most: guesses that the step has time for; None for any number.
     """
     model = asked[0][0].model
     pace = model.pace
@@ -483,7 +488,7 @@ def draft_together(
     guessing = [asked[i][0].guessing(most, 1 + missing, len(asking)) for i, most in asking]
     found, seconds = model.draft(guessing, started)
     pace.drafted(seconds)
-    numbers = pace.worthy([[guess.confidence for guess in guesses] for guesses in found])
+    numbers = pace.worthy([[guess.confidence for guess in guesses] for guesses in found], most)
     for (i, _), guesses, number in zip(asking, found, numbers, strict=True):
         speculator = asked[i][0]
         n = number if number >= speculator.config.draft_min else 0
@@ -596,6 +601,8 @@ class DraftPace(Pace):
         prices = [steps(n_rows + n_asked * n) for n in range(1, most + 1)]
         share = _MARGIN * n_texts / n_asked  # of a step that a right guess saves
         least = [share * (guess + max(0.0, after - price)) for price, after in pairwise(prices)]
+        n_tried = self.prices.most_rows // n_asked
+        least = [x if n < n_tried else 1.0 for n, x in enumerate(least, 1)]
         chances = [self._chance(level) for level in range(1, MOST_SURE + 1)]
         self._rows, self._age = now, 0
         self._should_pay = self._pays(
@@ -606,9 +613,14 @@ class DraftPace(Pace):
         self._guessing = Guessing(most, n_vocab, p_min, _BOUNDS, chances, (*least, 1.0))
         return self._guessing
 
-    def worthy(self, confidences: Sequence[Sequence[int]]) -> list[int]:
-        """How many of the guesses that were made for each text should be evaluated, perhaps
-        none."""
+    def worthy(self, confidences: Sequence[Sequence[int]], most: int | None = None) -> list[int]:
+        """How many of the guesses that were made for each text should be evaluated, perhaps none.
+
+        Args:
+            confidences: in each text's guesses.
+            most: guesses of all texts that a step has time for, at most.
+        """
+        most = self.prices.most_rows if most is None else min(most, self.prices.most_rows)
         steps, (rows, _) = self.prices.steps, self._rows
         every = list[tuple[float, int]]()
         for text, levels in enumerate(confidences):
@@ -618,7 +630,7 @@ class DraftPace(Pace):
                 every.append((likely, text))
         every.sort(key=lambda one: -one[0])
         saved, best, best_gain = 0.0, 0, 0.0
-        for n, (likely, _) in enumerate(every, 1):
+        for n, (likely, _) in enumerate(every[:most], 1):
             saved += likely / self._n_texts
             gain = saved - _MARGIN * (steps(rows + n) - steps(rows))
             if gain > best_gain:

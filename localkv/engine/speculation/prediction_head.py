@@ -193,9 +193,9 @@ class PredictionHead:
     ) -> tuple[list[list[Guess]], float]:
         """See `Guesser`."""
         started = started or time.perf_counter()
-        n_missing = max(self.n_missing(text) for text, _ in asked)
-        knows = self.pace.prices.one > 0  # what a step takes, which is measured first
-        found = self.guesses(asked) if knows else [[] for _ in asked]
+        if not self.pace.prices.one:  # what a step takes is measured first
+            return [[] for _ in asked], 0.0
+        n_missing, found = max(self.n_missing(text) for text, _ in asked), self.guesses(asked)
         seconds, most = time.perf_counter() - started, max(map(len, found))
         return found, self.times(len(asked)).drafted(n_missing, most, seconds)
 

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from localkv.engine.speculation.config import Speculation
 
-_ROW = 0.15
-"""The share of a step that a further row costs, before it was measured. On 2 cores with 1.5B
-weights of 4 bits, 4 rows take 1.22 steps and 8 take 2.07."""
+_ROW, _FIRST_ROW = 0.15, 0.05
+"""The share of a step that a further row costs, and one of the first `_TOGETHER`, before it was
+measured. On 2 cores with 1.5B weights of 4 bits, 4 rows take 1.22 steps and 8 take 2.07."""
 _TOGETHER = 4
 """Rows that products take together. A batch of a size that was not measured counts as one with as
 many of them, so that it is tried."""
@@ -29,12 +29,15 @@ OUTLIER = 1.25
 """A batch counts as at most this many times its usual time."""
 _DOUBT = 0.02
 """The share of what is too much that a price loses where it forbids all batches."""
+_FIRST = 4
+"""Rows beside the others' that a first batch of guesses has at most."""
 _REMADE = 16
 """Measurements after which the table of prices is made again."""
 
 
 def _guess(n_rows: int) -> float:
-    return 1 + _ROW * (n_rows - 1)
+    few = min(n_rows, _TOGETHER)
+    return 1 + _FIRST_ROW * (few - 1) + _ROW * (n_rows - few)
 
 
 class Prices:
@@ -79,6 +82,11 @@ class Prices:
             if self._age % _REMADE == 0 or n_rows not in self._table:
                 self._table.clear()
 
+    @property
+    def most_rows(self) -> int:
+        """Guesses to try together: twice as many as were measured."""
+        return max(_FIRST, 2 * max(self.known, default=0))
+
     def compared(self, n_rows: int, seconds: float, one: float) -> None:
         """A batch took so long, and a step of one row right beside it `one`: this is its price."""
         self._is_warm |= {1, n_rows}
@@ -120,7 +128,7 @@ class Prices:
             else:
                 price = self.steps(below)
                 if (n_rows - 1) // _TOGETHER > (below - 1) // _TOGETHER:
-                    price += max(_ROW / 3, (price - 1) / (below - 1)) * (n_rows - below)
+                    price += max(_FIRST_ROW, (price - 1) / (below - 1)) * (n_rows - below)
                 prices.append(price)
         return min(prices)
 
