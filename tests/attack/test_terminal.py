@@ -121,6 +121,10 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["-m", "MODEL", "-p", EVERYTHING.replace("\0", "")], 0),
         (["-m", "UNKNOWN", "-p", "hello"], 1),
     ],
+    "rerank": [
+        (["-m", "MODEL", "--query", EVERYTHING.replace("\0", ""), "-f", "PROMPT"], None),
+        (["-m", "UNKNOWN", "--query", "hello", "-p", "hello"], 1),
+    ],
     "bench": [(["-m", "MODEL", "-p", "8", "-n", "2", "-r", "1"], 0), (["-m", NAME], 1)],
     "plan": [(["-m", "MODEL"], 0), (["-m", "UNKNOWN"], 1)],
     "show": [
