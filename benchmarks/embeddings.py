@@ -84,7 +84,7 @@ def write_model(path: Path, kind: GGMLType) -> None:
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
-    """Of a program that runs to its end."""
+    """Seconds of a program that runs to its end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 _CHUNK = 32
 _HALF_LIVES = (8.0, 512.0)
-"""Of the states, in tokens, before training."""
+"""The shortest and the longest half-life of the states, in tokens, before training."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class HybridShape(Shape):
     Attributes:
         state_heads: heads of a delta net.
         kernel: tokens that its convolution sees.
-        interval: the last of so many layers attends.
+        interval: of each `interval` layers the last one attends.
     """
 
     width: int = 128
@@ -163,7 +163,7 @@ class DeltaBlock(HybridBlock):
 
 
 class AttentionBlock(HybridBlock):
-    """Whose mixer is attention with a gate; RoPE's pairs are half a head apart."""
+    """A layer of attention with a gate; the halves of a head are RoPE's pairs."""
 
     def __init__(self, shape: HybridShape) -> None:
         super().__init__(shape)

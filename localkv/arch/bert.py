@@ -91,7 +91,7 @@ def nomic_bert(facts: Facts) -> ModelSpec:
 
 
 def nomic_bert_moe(facts: Facts) -> ModelSpec:
-    """Every so many layers one has experts."""
+    """Some layers have experts, at equal distances."""
     attention = plain.attention(facts, interleaved=False)
     mlp = replace(dense(facts), activation="gelu", gated=False)
     every = facts.integer("moe_every_n_layers", 0)

@@ -106,7 +106,7 @@ def olmo(facts: Facts) -> ModelSpec:
 
 MUSE_PERIOD = 4
 MUSE_POST_EPS = 1e-8
-"""Of norms of what blocks give, whatever the file says of others."""
+"""The epsilon of norms of what blocks give, whatever the file says of others."""
 
 
 def muse_glimmer(facts: Facts) -> ModelSpec:

@@ -192,7 +192,7 @@ def test_sixteen_numbers_are_looked_up_in_runs(
 
 @gpus_in_turn("kernel", [decode_kernel, prefill_kernel])
 def test_bias_by_distance(arch: int, kernel: Any) -> None:
-    """As BLOOM, MPT and Baichuan 13B have it: a KV head for each head."""
+    """BLOOM, MPT and Baichuan 13B have a KV head for each head."""
     checked(kernel, arch, ("q4_0", "q8_0"), 128, group=1, alibi=True)
 
 

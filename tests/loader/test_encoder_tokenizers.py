@@ -82,7 +82,7 @@ def wordpiece(bert: BertWordPieceTokenizer, **more: Any) -> Tokenizer:
 
 @pytest.mark.parametrize("text", [*SCRIPTS, *ODD])
 def test_wordpiece_of_ten_scripts(bert: BertWordPieceTokenizer, text: str) -> None:
-    """As `tokenizers` has it, but that control tokens in a text are text."""
+    """`tokenizers` gives the same ids, but that control tokens in a text are text."""
     ours = wordpiece(bert)
     want = bert.encode(text).ids if "[" not in text else None
     got = ours.encode(text)

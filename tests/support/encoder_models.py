@@ -267,7 +267,7 @@ def jina_bert_v2() -> Encoder:
 
 
 def jina_bert_v2_code() -> Encoder:
-    """As the models for code: norms of q and k, another one of attention's sum, gate and up in one
+    """The models for code: norms of q and k, another one of attention's sum, gate and up in one
     tensor."""
     model = _sums_normed(Encoder("jina-bert-v2"), second_norm=True, qk_norm=True)
     for i in range(N_LAYERS):
@@ -358,7 +358,7 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 
 
 def bert_rank() -> Encoder:
-    """As BGE's rerankers: two matrices with biases."""
+    """The head of BGE's rerankers: two matrices with biases."""
     model = bert()
     model.keys["pooling_type"] = 4
     model.matrix("cls", N_EMBD, N_EMBD, bias=True)
@@ -375,7 +375,7 @@ def bert_classes() -> Encoder:
 
 
 def jina_bert_v2_rank() -> Encoder:
-    """As Jina's reranker v1: the first matrix has one row."""
+    """The head of Jina's reranker v1: the first matrix has one row."""
     model = jina_bert_v2()
     model.keys["pooling_type"] = 4
     model.matrix("cls", 1, N_EMBD, bias=True)
@@ -383,7 +383,7 @@ def jina_bert_v2_rank() -> Encoder:
 
 
 def modern_bert_rank() -> Encoder:
-    """As GTE's reranker: the mean is read, and normed."""
+    """The head of GTE's reranker: the mean is read, and normed."""
     model = modern_bert()
     model.keys["pooling_type"] = 4
     model.matrix("cls", N_EMBD, N_EMBD)

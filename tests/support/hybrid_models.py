@@ -378,7 +378,7 @@ MORE_KEYS: dict[str, dict[str, Any]] = {
     "qwen3next": {**NET, **QWEN_EXPERTS, "full_attention_interval": 4},
     "deepseek2": {**LATENT, **EXPERTS, "attention.q_lora_rank": 48, "expert_weights_norm": True},
 }
-"""Of architectures whose blocks that predict are tested here, and their layers elsewhere."""
+"""Architectures whose blocks that predict are tested here, and their layers elsewhere."""
 
 
 def hybrid(architecture: str, *, predicts: bool = False) -> HybridModel:

@@ -260,7 +260,7 @@ class Guesser(Protocol[_Of]):
     def n_vocab(self) -> int: ...
 
     def times(self, n_texts: int = 1) -> GuessTimes:
-        """What guesses for so many texts together take."""
+        """What guesses for `n_texts` texts together take."""
         ...
 
     def n_missing(self, text: _Of) -> int:

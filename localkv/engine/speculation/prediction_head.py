@@ -81,7 +81,7 @@ class PredictionHead:
         return self.model.config.n_vocab
 
     def times(self, n_texts: int = 1) -> GuessTimes:
-        """What guesses for so many texts together take, each for all of them."""
+        """What guesses for `n_texts` texts together take, one for each."""
         return self._times.setdefault(n_texts, GuessTimes())
 
     def warm_up(self) -> None:

@@ -43,8 +43,8 @@ PIECE = 4096 // X_BYTES
 SOME_TOKENS = min(4, MAX_TILE_TOKENS)
 """Tokens of a tile that has fewer than most."""
 FEW_TOKENS, FEW_BYTES = 8, 36 << 10
-"""What meets rows one after the other: at most so many tokens, and, above two, so many bytes of
-them, which stay in the nearest cache meanwhile."""
+"""Tokens that meet rows one after the other, at most, and bytes of more than two tokens, which stay
+in the nearest cache meanwhile."""
 TILE_BYTES = TILE_ROWS * MAX_TILE_TOKENS * SUM_BYTES
 SUMS_BYTES = CHUNK_ROWS // TILE_ROWS * TILE_BYTES
 """Bytes of the sums of a chunk with a tile of tokens."""
