@@ -176,6 +176,11 @@ def norm_heads(run: Callable[[Array, Norm], Array], x: Array, norm: Norm) -> Arr
     return run(x, Norm(norm.spec, xp.ones_like(norm.weight[0]))) * norm.weight
 
 
+SMALL_PRODUCT, KEYS_AT_ONCE = 1 << 18, 128
+"""Multiplications of a product that OpenBLAS does on the thread that asks for it: its own threads
+would take several times as long, and heed no `-t`. Keys come so many at a time."""
+
+
 def attend_texts(
     q: Array, k: Array, v: Array, starts: Sequence[int], spec: EncoderAttentionSpec
 ) -> Array:
@@ -195,9 +200,10 @@ def attend_texts(
     """
     xp, attn = namespace(q), spec.attention
     out = xp.empty((*q.shape[:2], v.shape[-1]), dtype=q.dtype)
+    most = SMALL_PRODUCT // (KEYS_AT_ONCE * max(q.shape[-1], v.shape[-1]))
     for first, end in pairwise(starts):
         keys, values = (_by_head(rows[first:end], attn) for rows in (k, v))
-        n = max(1, MOST_LOGITS // (attn.n_heads * (end - first)))
+        n = max(1, min(most, MOST_LOGITS // (attn.n_heads * (end - first))))
         for at in range(first, end, n):
             some = slice(at, min(at + n, end))
             heads = _attended(xp.moveaxis(q[some], 0, 1), keys, values, at - first, spec)
@@ -218,8 +224,12 @@ def _by_head(rows: Array, attn: AttentionSpec) -> Array:
 
 def _attended(q: Array, k: Array, v: Array, first: int, spec: EncoderAttentionSpec) -> Array:
     """Queries [n_heads, n, channels] of a text, the first of them its token `first`."""
-    xp, params = namespace(q), spec.attention.params
-    logits = xp.matmul(q * params.softmax_scale, xp.swapaxes(k, -1, -2))
+    xp, params, n_keys = namespace(q), spec.attention.params, k.shape[-2]
+    q = q * params.softmax_scale
+    logits = xp.empty((*q.shape[:2], n_keys), dtype=q.dtype)
+    tiles = [slice(at, at + KEYS_AT_ONCE) for at in range(0, n_keys, KEYS_AT_ONCE)]
+    for tile in tiles:
+        logits[..., tile] = xp.matmul(q, xp.swapaxes(k[:, tile], -1, -2))
     if params.window or params.alibi:
         apart = abs(xp.arange(k.shape[-2]) - (xp.arange(q.shape[-2]) + first)[:, None])
         if params.alibi:
@@ -229,8 +239,10 @@ def _attended(q: Array, k: Array, v: Array, first: int, spec: EncoderAttentionSp
             logits[:, apart > params.window // 2] = -xp.inf
     logits -= xp.amax(logits, axis=-1, keepdims=True)
     weights = xp.exp(logits)
-    weights /= xp.sum(weights, axis=-1, keepdims=True)
-    return xp.matmul(weights, v)
+    out = xp.matmul(weights[..., tiles[0]], v[:, tiles[0]])
+    for tile in tiles[1:]:
+        out += xp.matmul(weights[..., tile], v[:, tile])
+    return out / xp.sum(weights, axis=-1, keepdims=True)
 
 
 def encoder_attention(

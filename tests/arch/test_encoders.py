@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +172,28 @@ def test_encoders_have_no_cache(encoder: Path) -> None:
     assert spec.is_encoder
     assert spec.groups == ()
     assert ARCHS[spec.architecture]
+
+
+ON_ONE_THREAD = """
+import time
+import numpy as np
+from localkv.arch.spec import AttentionParams, AttentionSpec, EncoderAttentionSpec
+from localkv.kernels.attention_mixers import attend_texts
+
+spec = EncoderAttentionSpec(AttentionSpec(12, 12, 64, 64, AttentionParams(0.125)))
+q, k, v = np.random.default_rng(0).standard_normal((3, 1024, 12, 64), np.float32)
+attend_texts(q, k, v, (0, 512, 1024), spec)
+everywhere, here = time.process_time(), time.thread_time()
+for _ in range(5):
+    attend_texts(q, k, v, (0, 512, 1024), spec)
+print(time.process_time() - everywhere, time.thread_time() - here)
+"""
+
+
+def test_attention_stays_on_its_thread() -> None:
+    """OpenBLAS's own threads spin beside ours: embeddings took four times as long."""
+    done = subprocess.run(
+        [sys.executable, "-c", ON_ONE_THREAD], capture_output=True, text=True, check=True
+    )
+    everywhere, here = map(float, done.stdout.split())
+    assert everywhere < 1.2 * here + 0.05
