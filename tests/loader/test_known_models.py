@@ -34,6 +34,7 @@ BILLIONS = {
     "qwen35-27b": 26.9,
     "qwen3.6-27b": 26.9,
     "qwen35-35b-a3b": 34.7,
+    "qwen3.6-35b-a3b": 34.7,
     "qwen3-next-80b-a3b": 79.7,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
@@ -60,6 +61,8 @@ BILLIONS = {
     "seed-oss-36b": 36.2,
     "minimax-m2": 228.7,
     "ling-3-flash": 124.0,
+    "kimi-linear-48b-a3b": 48.0,
+    "bonsai-8b": 8.19,
     "llama4-scout": 107.8,
 }
 """Parameters of the text model, as its card or its checkpoint says."""
