@@ -60,7 +60,7 @@ def always(n: int, llm: LLM) -> None:
     assert head is not None
     guessing = Guessing(n, head.n_vocab, 0.0, (), (1.0,), (0.0,) * n)
     head.pace.may_draft = lambda *_: True  # type: ignore[method-assign]
-    head.pace.worthy = lambda found: [len(one) for one in found]  # type: ignore[method-assign]
+    head.pace.worthy = lambda found, *_: [len(one) for one in found]  # type: ignore[method-assign]
     head.pace.guessing = lambda *_, **__: guessing  # type: ignore[method-assign]
 
 

@@ -31,7 +31,7 @@ def test_its_head_guesses_most_of_a_story(temperature: float) -> None:
     assert head is not None
     pace = head.pace
     pace.may_draft = lambda *_: True  # whatever the machine is busy with
-    pace.worthy = lambda found: [len(guesses) for guesses in found]
+    pace.worthy = lambda found, *_: [len(guesses) for guesses in found]
     asked = {"max_tokens": 150, "temperature": temperature, "seed": 5}
     text = llm.complete(prompt, spec="none", **asked).text
     for n, least in ((1, 0.75), (3, 0.5)):
