@@ -63,6 +63,8 @@ BILLIONS = {
     "ling-3-flash": 124.0,
     "kimi-linear-48b-a3b": 48.0,
     "bonsai-8b": 8.19,
+    "step-3.5-flash": 196.8,
+    "mimo-v2-flash": 309.0,
     "llama4-scout": 107.8,
 }
 """Parameters of the text model, as its card or its checkpoint says."""
