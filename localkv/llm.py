@@ -759,6 +759,35 @@ class TextModel(LoadedModel):
         prompts: list[Prompt] = [*prompt]
         return [self.stream(one, **options).completion for one in prompts]
 
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        extra: Sequence[tuple[str, str]] = (),
+        suffix_first: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Completion:
+        """Fill in the middle: the text between `prefix` and `suffix`.
+
+        Args:
+            prefix, suffix, extra, suffix_first: as for `infill_prompt`.
+            options: the other arguments of `stream`.
+
+        Raises:
+            UsageError: the model has no tokens for this.
+            LocalKVError: as `stream`.
+        """
+        ids = self.infill_prompt(
+            prefix,
+            suffix,
+            extra=extra,
+            n_ctx=self.cache.n_ctx,
+            max_tokens=options.get("max_tokens"),
+            suffix_first=suffix_first,
+        )
+        return self.complete(ids, **options)
+
     @cached_property
     def batch(self) -> BatchEngine:
         """Serves several requests at the same time, as many as `n_parallel`."""

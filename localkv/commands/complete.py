@@ -73,6 +73,7 @@ STDIN = "{stdin}"
 """In -p, the place of the text on stdin."""
 
 _PROMPT = Panel("Prompt")
+_INFILL = Panel("Filling in the middle")
 _STATE = Panel("Saved state")
 
 
@@ -98,6 +99,7 @@ def _run(
     **values: Any,
 ) -> int:
     """Complete one prompt; returns the exit code."""
+    gap = Gap.of(values, escape=escape)
     unnamed = named_or_shipped(values)
     states = SavedStates.of(values)
     chat = chat or uses_chat_options(values)
@@ -105,6 +107,10 @@ def _run(
         raise UsageError(
             "--parse-special is for plain prompts",
             hint="in a chat only the template writes control tokens",
+        )
+    if gap is not None and (chat or parse_special or prompt is not None or file is not None):
+        raise UsageError(
+            "--prefix and --suffix are the prompt: -p, -f, --chat and --parse-special have no place"
         )
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs has no place in plain text", hint="--json prints them")
@@ -114,7 +120,7 @@ def _run(
         stop = tuple(map(unescape, stop))
     system_prompt, template = system_text(values, escape=escape), template_text(values)
     grammar = grammar_of_options(values)
-    text = prompt_text(prompt, file, escape)
+    text = prompt_text(prompt, file, escape) if gap is None else ""
     if unnamed:
         note(unnamed)
     with TextOutput(output, raw=raw) as out:
@@ -146,6 +152,8 @@ def _run(
             options["grammar"] = grammar
         if chat:
             pieces = _answer(llm, text, system_prompt, template, template_options, options)
+        elif gap is not None:
+            pieces = llm.stream(gap.prompt(llm, options["max_tokens"]), **options)
         else:
             start = saved_ids if saved_ids and not text else text
             pieces = llm.stream(start, parse_special=parse_special, **options)
@@ -162,7 +170,7 @@ def _run(
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
     if grammar is not None and completion.finish_reason == "length":
         warn(f"the text broke off before it was all of what the {grammar.what} asks for")
-    if not chat and not parse_special and llm.has_chat_template:
+    if not chat and not parse_special and gap is None and llm.has_chat_template:
         said_nothing = not completion.text.strip() and completion.finish_reason == "stop"
         shown = not (quiet or unnamed or output) and is_terminal(sys.stdout)
         if said_nothing or shown:
@@ -224,6 +232,89 @@ def _interruptible(cancel: Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def infill_options() -> list[click.Parameter]:
+    """What `Gap.of` reads."""
+    return [
+        _INFILL.option(
+            "--prefix",
+            metavar="TEXT",
+            help="Write what belongs between this and --suffix; the model needs tokens for that.",
+        ),
+        _INFILL.option("--prefix-file", metavar="FILE", help="A UTF-8 file of it, unchanged."),
+        _INFILL.option("--suffix", metavar="TEXT", help="What follows the text."),
+        _INFILL.option("--suffix-file", metavar="FILE", help="A UTF-8 file of it, unchanged."),
+        _INFILL.option(
+            "--extra-file",
+            metavar="FILE",
+            multiple=True,
+            help="Another file of the project, for the model to read; may be repeated, the most "
+            "important last.",
+        ),
+        _INFILL.flag("--spm-infill", help="Put the suffix before the prefix, as some models want."),
+    ]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A text with a gap that is to be filled in.
+
+    Attributes:
+        prefix, suffix: the text before and after it.
+        extra: names and texts of other files.
+        suffix_first: the suffix comes before the prefix.
+    """
+
+    prefix: str
+    suffix: str
+    extra: list[tuple[str, str]]
+    suffix_first: bool
+
+    @classmethod
+    def of(cls, values: dict[str, Any], *, escape: bool) -> Gap | None:
+        """Take the options of `infill_options` out of a command's; None if there is no gap.
+
+        Raises:
+            UsageError: they contradict each other, or a file can't be read.
+            LocalKVError: a file is not UTF-8.
+        """
+        files, suffix_first = values.pop("extra_file"), values.pop("spm_infill")
+        sides = list[str | None]()
+        for name in ("prefix", "suffix"):
+            text, file = values.pop(name), values.pop(f"{name}_file")
+            if text is not None and file is not None:
+                raise UsageError(f"--{name} and --{name}-file both give the {name}, use one")
+            if file is not None:
+                text = read_file(file, f"the {name}")
+            elif text is not None and escape:
+                text = unescape(text)
+            sides.append(text)
+        prefix, suffix = sides
+        if prefix is None and suffix is None:
+            if files or suffix_first:
+                raise UsageError(
+                    "there is nothing to fill in",
+                    hint="--prefix and --suffix say what is around it",
+                )
+            return None
+        extra = [(Path(file).name, read_file(file, "the file")) for file in files]
+        return cls(prefix or "", suffix or "", extra, suffix_first)
+
+    def prompt(self, llm: LLM, max_tokens: int | None) -> list[int]:
+        """The tokens that ask for what fills it.
+
+        Raises:
+            UsageError: the model has no tokens for this.
+        """
+        return llm.infill_prompt(
+            self.prefix,
+            self.suffix,
+            extra=self.extra,
+            n_ctx=llm.cache.n_ctx,
+            max_tokens=max_tokens,
+            suffix_first=self.suffix_first,
+        )
 
 
 PROMPT_OPTIONS: list[click.Parameter] = [
@@ -672,12 +763,17 @@ complete = Command(
             "JSON that a schema describes",
             'localkv complete -m model.gguf --chat -p "A fruit?" -j \'{"enum": ["fig", "kiwi"]}\'',
         ),
+        (
+            "Fill in the middle, with a model for code",
+            "localkv complete -m coder.gguf --prefix-file before.py --suffix-file after.py -n 64",
+        ),
         ("For scripts", 'localkv complete -m model.gguf -p "2 + 2 =" -n 4 --temp 0 --json'),
     ],
     essentials="-p -f --chat -sys --think -m -hf -c -ctk -ctv --preset -n --temp -s -o --json "
     "--stats -q",
     params=[
         *PROMPT_OPTIONS,
+        *infill_options(),
         *loading_options(),
         *length_options(),
         *sampling_options(),

@@ -103,6 +103,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         log_file=values["log_file"],
         state_dir=_folder(values["state_dir"]),
         cache_per_key=values["cache_per_key"],
+        spm_infill=values["spm_infill"],
     )
 
     def ready(facts: Facts) -> None:
@@ -387,6 +388,11 @@ SERVER_OPTIONS: list[click.Parameter] = [
         "--state-dir --slot-save-path",
         metavar="FOLDER",
         help="Where /slots/ID?action=save and restore keep their files. [default: none]",
+    ),
+    _SERVER.flag(
+        "--spm-infill",
+        help="Where a middle is filled in (/infill, suffix), put the suffix before the prefix, as "
+        "some models want it.",
     ),
     quiet_option("Say nothing on stderr but warnings and errors."),
     _ACCESS.flag(

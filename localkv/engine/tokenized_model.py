@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from localkv.structured.grammar import Grammar, Schema
 
 
+INFILL_TOKENS = 2048
+"""Most tokens of a text around a gap: llama-server's batch."""
+LEAST_ANSWER = 256
+"""Tokens that fill a gap, for which other files leave room at least: as many as editors ask for, so
+that a request that only fills the cache (`n_predict` 0) leaves the same files."""
+SNIPPET = "\n\n--- snippet ---\n\n"
+"""What stands before each file where the vocabulary has no token for that."""
+
 RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
@@ -124,6 +132,66 @@ class TokenizedModel:
         segments = [(given.get(part, part), part not in given) for part in parts]
         return self.tokenizer.encode_segments(segments, add_special=False)
 
+    def infill_prompt(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        extra: Sequence[tuple[str, str]] = (),
+        prompt: str = "",
+        n_ctx: int,
+        max_tokens: int | None = None,
+        suffix_first: bool = False,
+    ) -> list[int]:
+        """Token ids that ask for the text between `prefix` and `suffix`.
+
+        They are llama-server's (`format_prompt_infill`): a repository's name and its files, if
+        there are tokens for these, then the prefix, the suffix and the token that asks for the
+        middle. Of prefix and suffix the ends at the gap are kept, 3/4 and 1/4 of `INFILL_TOKENS`,
+        or of 3/4 of a context that is smaller. What is left of the context, less twice
+        `max_tokens`, is for the end of `extra`.
+
+        Args:
+            prefix, suffix: the text before the gap and after it. Control tokens in them are text.
+            extra: names and texts of other files, the most important last.
+            prompt: goes on with the prefix, and is never cut; control tokens are read in it.
+            n_ctx: tokens of the context.
+            max_tokens: that may fill the gap; `LEAST_ANSWER` at least.
+            suffix_first: the suffix comes before the prefix, as some models want it.
+
+        Raises:
+            UsageError: the model has no tokens for this.
+        """
+        check_types(TokenizedModel.infill_prompt, locals())
+        tokenizer, fim = self.tokenizer, self.tokenizer.fim
+        if fim.prefix is None or fim.suffix is None or fim.middle is None:
+            missing = " and no ".join(fim.missing)
+            raise UsageError(
+                f"the model can't fill in the middle: it has no {missing} token",
+                hint="use a model for code that can, such as Qwen2.5-Coder",
+            )
+
+        def tokens(text: str, *, parse_special: bool = False) -> list[int]:
+            return tokenizer.encode(text, add_special=False, parse_special=parse_special)
+
+        files = list[int]()
+        if fim.repository is not None:
+            files += [fim.repository, *tokens("myproject\n")]
+        for name, text in extra:
+            begins = tokens(SNIPPET) if fim.file is None else [fim.file, *tokens(f"{name}\n")]
+            files += [*begins, *tokens(text)]
+        if fim.file is not None:
+            files += [fim.file, *tokens("filename\n")]
+        n_around = min(INFILL_TOKENS, n_ctx * 3 // 4)
+        going_on = tokens(prompt, parse_special=True)
+        n_suffix = max(0, n_around // 4 - 2 - len(going_on))
+        n_files = max(0, n_ctx - n_around - 2 * max(LEAST_ANSWER, max_tokens or 0))
+        before = [fim.prefix, *_last(tokens(prefix), 3 * (n_around // 4)), *going_on]
+        after = [fim.suffix, *tokens(suffix)[:n_suffix]]
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        around = [*after, *before] if suffix_first else [*before, *after]
+        return [*_last(files, n_files), *bos, *around, fim.middle]
+
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
         check_types(TokenizedModel.detokenize, locals())
@@ -173,6 +241,10 @@ class TokenizedModel:
 
     def _token_text(self, token: int) -> str:
         return self.tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace")
+
+
+def _last(ids: list[int], n: int) -> list[int]:
+    return ids[max(0, len(ids) - n) :]
 
 
 Text: TypeAlias = str | Sequence[int]

@@ -81,6 +81,7 @@ class Tokenizer:
         bos_id, eos_id: None if there is none.
         add_bos, add_eos: whether `encode` puts them around a text.
         eog_ids: tokens that end a generation.
+        fim: tokens for filling in the middle.
         suppressed_ids: tokens that are never drawn.
         warnings: one line each on points that the file leaves open, such as its pre-tokenizer.
         read_seconds: time that reading the vocabulary has taken so far, and preparing to encode.
@@ -96,6 +97,7 @@ class Tokenizer:
         self.add_bos = vocabulary.add_bos
         self.add_eos = vocabulary.add_eos
         self.eog_ids = vocabulary.eog_ids
+        self.fim = vocabulary.fim
         self.suppressed_ids = vocabulary.suppressed_ids
         self.warnings = vocabulary.warnings
         self.read_seconds = 0.0

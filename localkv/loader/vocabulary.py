@@ -113,6 +113,27 @@ _KNOWN_TEXTS = frozenset(
 """All texts that have a meaning here."""
 
 
+@dataclass(frozen=True)
+class FimTokens:
+    """The tokens by which a prompt asks to fill in the middle; None for one that there is not.
+
+    Attributes:
+        prefix, suffix, middle: before the text on either side of the gap, and before what fills it.
+        repository, file: before the name of a repository, and of each of its files.
+    """
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repository: int | None = None
+    file: int | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of those without which nothing can be filled in."""
+        return [name for name in ("prefix", "suffix", "middle") if getattr(self, name) is None]
+
+
 def special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int) -> int | None:
     """The id that a key of `tokenizer.ggml` names, or else the default, if it is a token's."""
     for token in (metadata.integer(f"tokenizer.ggml.{name}", None), default):
@@ -150,11 +171,11 @@ def correct_types(
     types: bytearray,
     ids: dict[str, int],
     eos_id: int | None,
-) -> frozenset[int]:
+) -> tuple[frozenset[int], FimTokens]:
     """Set the types that files are known to get wrong, in place.
 
     Returns:
-        the tokens that end a generation.
+        the tokens that end a generation, and those for filling in the middle.
     """
     n_vocab = len(tokens)
     eog: set[int] = set()
@@ -170,9 +191,9 @@ def correct_types(
                 return ids[text]
         return None
 
-    for keys, texts in _FIM:
-        first(keys, tuple(texts.split()))
+    prefix, suffix, middle = (first(keys, tuple(texts.split())) for keys, texts in _FIM)
     found = [first((key,), texts) for key, texts in _EOG_FIM]
+    _, repository, file = found
     for text in _EOG_TEXTS:
         if text in ids:
             eog.add(ids[text])
@@ -194,7 +215,7 @@ def correct_types(
         if token in eog:
             eog.discard(token)
             types[token] = TokenType.NORMAL
-    return frozenset(eog)
+    return frozenset(eog), FimTokens(prefix, suffix, middle, repository, file)
 
 
 def shown_ids(ids: dict[str, int], eog_ids: Container[int]) -> frozenset[int]:
@@ -267,6 +288,7 @@ class Vocabulary:
         merges: of a BPE.
         bos_id, eos_id, unk_id: None if there is none.
         eog_ids: tokens that end a generation.
+        fim: tokens for filling in the middle.
         add_bos, add_eos: whether special tokens are put around a text by default.
         between_ids: tokens between a query and a document that are scored together.
         add_space_prefix: SPM, unigrams and WordPiece put a space before a text.
@@ -287,6 +309,7 @@ class Vocabulary:
     eos_id: int | None
     unk_id: int | None
     eog_ids: frozenset[int]
+    fim: FimTokens
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
@@ -345,7 +368,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         correct_spm_types(tokens, types, ids)
     bos_id, eos_id = bos_and_eos(metadata)
     _, _, unknown_id = _assumed(metadata)
-    eog_ids = correct_types(metadata, tokens, types, ids, eos_id)
+    eog_ids, fim = correct_types(metadata, tokens, types, ids, eos_id)
     add_bos = metadata.boolean("tokenizer.ggml.add_bos_token", kind == "spm" or family.add_bos)
     add_bos |= kind == "wordpiece" or (kind == "bpe" and family.always_bos)
     add_eos = metadata.boolean("tokenizer.ggml.add_eos_token", kind == "unigram")
@@ -366,6 +389,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         eos_id=eos_id,
         unk_id=special_id(metadata, "unknown_token_id", unknown_id, n_vocab),
         eog_ids=eog_ids,
+        fim=fim,
         add_bos=add_bos and bos_id is not None,
         add_eos=add_eos and eos_id is not None,
         add_space_prefix=kind == "wordpiece"

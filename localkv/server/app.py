@@ -30,6 +30,7 @@ from localkv.server.dialects.llama_server import (
     chat_tokens,
     completion,
     detokenize,
+    infill,
     metrics,
     props,
     slot_action,
@@ -121,7 +122,6 @@ _MODEL_WRITES = "this server's models write text"
 _LORA = "merge the adapter into the model's file"
 
 MISSING = {
-    "/infill": ("/infill", "write the model's own tokens for filling in into a prompt"),
     "/v1/images/generations": ("making images", _MODEL_WRITES),
     "/v1/images/edits": ("making images", _MODEL_WRITES),
     "/v1/audio/transcriptions": ("audio", _MODEL_WRITES),
@@ -176,6 +176,7 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/v1/completions", POST, completions),
     ("/completion", POST, completion),
     ("/completions", POST, completion),
+    ("/infill", POST, infill),
     ("/tokenize", POST, tokenize),
     ("/detokenize", POST, detokenize),
     ("/apply-template", POST, apply_template),

@@ -246,6 +246,44 @@ def _prompt(model: PromptModel, given: object, most: int) -> TextPrompt:
     return TextPrompt(ids, text)
 
 
+async def infill_prompt(
+    front: Front,
+    prefix: str,
+    suffix: str,
+    *,
+    extra: Sequence[tuple[str, str]] = (),
+    prompt: str = "",
+    max_tokens: int | None,
+) -> TextPrompt:
+    """The prompt for the text between a prefix and a suffix (`TokenizedModel.infill_prompt`).
+
+    Raises:
+        RequestError: the model has no tokens for it, or a text is too long to be read.
+    """
+    model = await front.model()
+    if missing := model.tokenizer.fim.missing:
+        raise unsupported(
+            f"filling in the middle (no {' and no '.join(missing)} token)",
+            "serve a model for code that can, such as Qwen2.5-Coder",
+        )
+
+    def made() -> TextPrompt:
+        for text in (prefix, suffix, prompt, *(part for file in extra for part in file)):
+            model.check_length(text)
+        ids = model.infill_prompt(
+            prefix,
+            suffix,
+            extra=extra,
+            prompt=prompt,
+            n_ctx=front.facts.engine.n_ctx,
+            max_tokens=max_tokens,
+            suffix_first=front.settings.spm_infill,
+        )
+        return TextPrompt(ids, prefix + prompt)
+
+    return await front.apart(made)
+
+
 def checked_token(model: PromptModel, token: Any) -> int:
     """A token id.
 

@@ -51,6 +51,7 @@ class ServerSettings:
         log_file: where a line for each request goes; "-" for stderr, None for nowhere.
         state_dir: the folder of saved slots; None for none.
         cache_per_key: only requests with the same key share what was evaluated.
+        spm_infill: where a middle is filled in, the suffix comes before the prefix.
     """
 
     engine: EngineOptions
@@ -82,3 +83,4 @@ class ServerSettings:
     log_file: str | None = None
     state_dir: str | None = None
     cache_per_key: bool = False
+    spm_infill: bool = False

@@ -58,7 +58,7 @@ def test_logprobs_in_the_shape_of_this_api(client: openai.OpenAI):
     ("fields", "status", "message"),
     [
         ({"best_of": 3}, 501, "best_of"),
-        ({"suffix": "end"}, 501, "suffix"),
+        ({"suffix": "end"}, 501, "filling in the middle"),
         ({"echo": True, "logprobs": 1}, 501, "logprobs of a prompt"),
         ({"prompt": []}, 400, "empty"),
         ({"prompt": [["a"], None]}, 400, "neither a text nor a token"),

@@ -82,7 +82,7 @@ def test_props(server: RunningServer):
         ("/apply-template", 400),
         ("/v1/embeddings", 400),
         ("/rerank", 400),
-        ("/infill", 501),
+        ("/infill", 400),
         ("/v1/images/generations", 501),
         ("/v1/audio/transcriptions", 501),
         ("/lora-adapters", 501),

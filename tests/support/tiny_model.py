@@ -22,6 +22,7 @@ N_LAYERS = 2
 N_EMBD = 128
 N_FF = 160
 CONTROL = ("<|system|>", "<|user|>", "<|assistant|>")
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}<|system|>{% else %}<|user|>{% endif %}"
@@ -44,12 +45,14 @@ def write_tiny_model(
     n_experts: int = 0,
     architecture: str = "llama",
     weight_type: GGMLType = GGMLType.F16,
+    control: tuple[str, ...] = (),
 ) -> Path:
     """Write the model; without a tokenizer it runs on token ids only.
 
-    With experts, two of them for each token, they take the place of the feed-forward matrices.
+    `control` are further control tokens. With experts, two of them for each token, they take the
+    place of the feed-forward matrices.
     """
-    processor = _train_tokenizer()
+    processor = _train_tokenizer(control)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
@@ -91,7 +94,7 @@ def _finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _train_tokenizer() -> sentencepiece.SentencePieceProcessor:
+def _train_tokenizer(control: tuple[str, ...] = ()) -> sentencepiece.SentencePieceProcessor:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(_CORPUS),
@@ -102,7 +105,7 @@ def _train_tokenizer() -> sentencepiece.SentencePieceProcessor:
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         hard_vocab_limit=False,
-        control_symbols=list(CONTROL),
+        control_symbols=[*CONTROL, *control],
         unk_id=0,
         bos_id=1,
         eos_id=2,

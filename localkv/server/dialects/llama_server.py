@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -42,8 +42,16 @@ from localkv.server.json_answer import (
     to_json,
 )
 from localkv.server.json_body import received, takes
-from localkv.server.prompts import GivenPrompts, PromptModel, checked_token, text_prompts
+from localkv.server.prompts import (
+    GivenPrompts,
+    PromptModel,
+    TextPrompt,
+    checked_token,
+    infill_prompt,
+    text_prompts,
+)
 from localkv.server.request_fields import RequestFields, text_fields
+from localkv.server.request_record import warn
 from localkv.tool_calls.source import Content
 
 RANDOM_SEED = 0xFFFFFFFF
@@ -54,6 +62,7 @@ PART = 4096
 """Tokens of an answer that become JSON in one piece."""
 HIDDEN_IN_SLOTS = ("stop", "logit_bias", "dry_sequence_breakers")
 """Settings that may tell what a request is about, which `/slots` leaves out."""
+INFILL_SAMPLER = "infill"
 ACTIONS = ("save", "restore", "erase")
 FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -375,8 +384,66 @@ async def completion(front: Front, request: Request) -> Response:
     body = await received(front, request, NativeBody)
     front.check_model(body.model)
     _check(body)
-    prompts, model = await text_prompts(front, body.prompt), await front.model()
-    most = front.n_predict(body.n_predict, body.max_tokens, body.max_completion_tokens)
+    return await _completed(front, request, body, await text_prompts(front, body.prompt))
+
+
+class Snippet(msgspec.Struct):
+    """Text of another file than the one that is edited."""
+
+    text: str
+    filename: limits.Name = "tmp"
+
+
+class InfillBody(NativeBody, kw_only=True):
+    """The fields of a completion, and the text around the gap."""
+
+    prompt: str = ""
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[Snippet], limits.MANY] | None = None
+
+
+@takes(InfillBody)
+async def infill(front: Front, request: Request) -> Response:
+    """POST /infill: the text between a prefix and a suffix, as editors ask for it."""
+    body = await received(front, request, InfillBody)
+    front.check_model(body.model)
+    _leave_out(body)
+    _check(body)
+    prompt = await infill_prompt(
+        front,
+        body.input_prefix,
+        body.input_suffix,
+        extra=[(snippet.filename, snippet.text) for snippet in body.input_extra or ()],
+        prompt=body.prompt,
+        max_tokens=_most(front, body),
+    )
+    return await _completed(front, request, body, [prompt])
+
+
+def _leave_out(body: InfillBody) -> None:
+    """Take out what editors send that has no effect here, with a warning."""
+    if isinstance(body.samplers, list) and INFILL_SAMPLER in body.samplers:
+        body.samplers = [name for name in body.samplers if name != INFILL_SAMPLER]
+        warn(f"there is no sampler {INFILL_SAMPLER!r}: the others draw")
+    if body.n_indent:
+        body.n_indent = None
+        warn("n_indent has no effect: use stop, or n_predict")
+    if body.t_max_predict_ms and body.t_max_predict_ms > 0:
+        body.t_max_predict_ms = None
+        warn("t_max_predict_ms has no effect: use n_predict")
+
+
+def _most(front: Front, body: NativeBody) -> int | None:
+    """Most tokens of a text; None sets no limit."""
+    return front.n_predict(body.n_predict, body.max_tokens, body.max_completion_tokens)
+
+
+async def _completed(
+    front: Front, request: Request, body: NativeBody, prompts: list[TextPrompt]
+) -> Response:
+    """The answer to prompts."""
+    model, most = await front.model(), _most(front, body)
     requests = await front.submits(
         body,
         prompts,

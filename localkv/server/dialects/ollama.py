@@ -29,7 +29,7 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import JsonLists, json_answer, json_response, to_json
 from localkv.server.json_body import received, takes
-from localkv.server.prompts import PromptModel, text_prompts
+from localkv.server.prompts import PromptModel, infill_prompt, text_prompts
 from localkv.server.request_fields import SamplingFields, grammar_of, stop_strings
 from localkv.server.request_record import warn
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
@@ -112,8 +112,6 @@ async def check(front: Front, body: Body) -> Options:
     if body.think not in (None, False, "none") and (template is None or not can_think(template)):
         raise RequestError(400, f"{body.model!r:.100} does not think before it answers")
     if isinstance(body, GenerateRequest):
-        if body.suffix:
-            raise unsupported("suffix", "write the model's own tokens for filling in, with raw")
         if body.images:
             raise unsupported("images", "this model reads text")
         if body.template:
@@ -313,17 +311,22 @@ class OllamaAnswer:
 
 
 async def _raw(front: Front, body: GenerateRequest, options: Options) -> Answers:
-    """Begin to continue a prompt as it is.
+    """Begin to continue a prompt as it is, or to fill in what is between it and a suffix.
 
     Raises:
         RequestError: it can't be continued.
     """
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    most, text = front.n_predict(options.num_predict, body.max_tokens), body.prompt or ""
+    if body.suffix:
+        prompts = [await infill_prompt(front, text, body.suffix, max_tokens=most)]
+    else:
+        prompts = await text_prompts(front, text)
     requests = await front.submits(
         options,
-        await text_prompts(front, body.prompt or ""),
+        prompts,
         1,
-        max_tokens=front.n_predict(options.num_predict, body.max_tokens),
+        max_tokens=most,
         stop=stop_strings(options.stop),
         logprobs=logprobs,
         grammar=await front.apart(grammar_of, {"response_format": response_format(body)}),
@@ -336,14 +339,16 @@ async def _answered(
     front: Front, request: Request, body: ChatRequest | GenerateRequest
 ) -> Response:
     began, options = time.perf_counter(), await check(front, body)
-    asks = body.messages if isinstance(body, ChatRequest) else body.prompt
+    asks = body.messages if isinstance(body, ChatRequest) else body.prompt or body.suffix
     if not asks:
         empty: dict[str, Any] = {"response": ""}
         if isinstance(body, ChatRequest):
             empty = {"message": {"role": "assistant", "content": ""}}
         head = {"model": body.model, "created_at": now()}
         return json_response({**head, **empty, "done": True, "done_reason": "load"})
-    if isinstance(body, GenerateRequest) and (body.raw or (await front.model()).template is None):
+    if isinstance(body, GenerateRequest) and (
+        body.raw or body.suffix or (await front.model()).template is None
+    ):
         answers = await _raw(front, body, options)
     else:
         answers = await begun(front, await front.for_body(chat_body, body, options))
@@ -434,6 +439,8 @@ def _capabilities(model: PromptModel) -> list[str]:
         found.append("tools")
     if template is not None and can_think(template):
         found.append("thinking")
+    if not model.tokenizer.fim.missing:
+        found.append("insert")
     return found
 
 

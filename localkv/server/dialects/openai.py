@@ -41,7 +41,7 @@ from localkv.server.json_answer import (
     json_response,
 )
 from localkv.server.json_body import received, takes
-from localkv.server.prompts import GivenPrompts, text_prompts
+from localkv.server.prompts import GivenPrompts, infill_prompt, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
@@ -417,8 +417,8 @@ def _check(body: CompletionBody) -> None:
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "ask for n texts, with logprobs, and choose among them")
-    if body.suffix:
-        raise unsupported("suffix", "write the model's own tokens for filling in into the prompt")
+    if body.suffix and not isinstance(body.prompt, str):
+        raise RequestError(400, "suffix is for one prompt, a text", "send one request for each")
     if body.echo and body.logprobs is not None:
         raise unsupported("logprobs of a prompt (echo)", "leave echo out for those of the answer")
 
@@ -429,8 +429,12 @@ async def completions(front: Front, request: Request) -> Response:
     body = await received(front, request, CompletionBody)
     front.check_model(body.model)
     _check(body)
-    prompts, n = await text_prompts(front, body.prompt), body.n or 1
     most = front.n_predict(body.max_tokens, body.max_completion_tokens, body.n_predict)
+    n = body.n or 1
+    if body.suffix and isinstance(body.prompt, str):
+        prompts = [await infill_prompt(front, body.prompt, body.suffix, max_tokens=most)]
+    else:
+        prompts = await text_prompts(front, body.prompt)
     requests = await front.submits(
         body, prompts, n, max_tokens=most, logprobs=body.logprobs, **await text_fields(front, body)
     )
