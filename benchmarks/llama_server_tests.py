@@ -38,6 +38,7 @@ FILES = (
     "completion",
     "ctx_shift",
     "ignore_eos",
+    "infill",
     "metrics",
     "security",
     "slot_save",
@@ -47,6 +48,8 @@ FILES = (
     "tool_call",
 )
 """The files that are about text; the others are about what this server does not do."""
+INFILL = {"fim_pre": "<|system|>", "fim_suf": "<|user|>", "fim_mid": "<|assistant|>"}
+"""Which tokens count as those around a gap, where one is to be filled in."""
 ENDING = ("ignore_eos",)
 """Files in which texts may end by themselves."""
 
@@ -93,8 +96,9 @@ marked slow are left out: they download models.
 
     python benchmarks/llama_server_tests.py --tests llama.cpp/tools/server/tests
 
-Not about this server are the files on embedding, infill, kv_keep_only_active, lora, mcp_servers,
-proxy, rerank, router, sleep, stream, tools_builtin, vision_api and compat_gcp."""
+Not about this server are the files on embedding, kv_keep_only_active, lora, mcp_servers, proxy,
+rerank, router, sleep, stream, tools_builtin, vision_api and compat_gcp. The tests of infill ask the
+same model, whose tokens for a system, a user and an assistant count as those around a gap."""
 
 REST = """Those that do not pass want what is not there (images, embeddings, shifted contexts, tools
 that the server runs, files and aids of llama.cpp's own), or what is meant to be otherwise here."""
@@ -225,8 +229,19 @@ def results_of(
     found = list[Result]()
     for file in files:
         never = "" if file in ENDING else ends
-        found += _results_of(copy, file, model, never=never, seconds=seconds, select=select)
+        served = infilling(model, copy) if file == "infill" else model
+        found += _results_of(copy, file, served, never=never, seconds=seconds, select=select)
     return found
+
+
+def infilling(model: Path, folder: Path) -> Path:
+    """A copy of a model with tokens for filling in the middle."""
+    made, tokenizer = folder / "infill.gguf", load_tokenizer(model)
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
+    for name, text in INFILL.items():
+        command += ["--special-token-by-id", name, str(tokenizer.token_to_id(text))]
+    subprocess.run([*command, str(model), str(made)], check=True, capture_output=True)
+    return made
 
 
 def _results_of(

@@ -27,7 +27,7 @@ from localkv.engine.logprobs import Predictions
 from localkv.engine.reasoning import ReasoningBudget
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter, check_head
 from localkv.engine.speculation.draft_model import DraftModel
-from localkv.engine.stream import Completion, TextStream, TokenDecoder
+from localkv.engine.stream import NO_LIMITS, Completion, LineLimits, TextStream, TokenDecoder
 from localkv.engine.tokenized_model import (
     ChatOptions,
     Prompt,
@@ -371,6 +371,7 @@ class TextOptions:
     salt: int = 0
     reuses: bool = True
     ranks_after_samplers: bool = False
+    lines: LineLimits = NO_LIMITS
 
 
 @dataclass(frozen=True)
@@ -458,6 +459,7 @@ def new_stream(
         sampler.seed,
         opening="" if answer is None else answer.opening,
         n_reasoned=lambda: 0 if budget is None else budget.n_written,
+        lines=options.lines,
         token_bytes=partial(tokenizer.token_bytes, special=True) if has_logprobs else None,
     )
 
@@ -571,6 +573,7 @@ class TextModel(LoadedModel):
         salt: int = 0,
         reuses: bool = True,
         ranks_after_samplers: bool = False,
+        lines: LineLimits = NO_LIMITS,
         **options: Unpack[StreamOptions],
     ) -> TextStream:
         """Continue a prompt as `stream` does, for a server, which runs the steps of `batch` itself.
@@ -580,6 +583,7 @@ class TextModel(LoadedModel):
             salt: texts of different salts share no rows of the cache.
             reuses: the prompt's rows that are there already are taken; else all are evaluated.
             ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from.
+            lines: what ends it at the beginning of a line, with "length".
 
         Raises:
             LocalKVError: as `stream`.
@@ -589,6 +593,7 @@ class TextModel(LoadedModel):
             salt=salt,
             reuses=reuses,
             ranks_after_samplers=ranks_after_samplers,
+            lines=lines,
         )
         return self._stream(prompt, asked)
 

@@ -7,6 +7,7 @@ texts of the model that ships, of up to 700 tokens, with five pairs of cache typ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -154,6 +155,59 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class LineLimits:
+    """What ends a text at the beginning of a line, as editors want it of what fills a gap.
+
+    Attributes:
+        n_indent: spaces and tabs that each further line begins with at least.
+        seconds: from the first token on, after which the next line break is the end; 0 for none.
+    """
+
+    n_indent: int = 0
+    seconds: float = 0.0
+
+
+NO_LIMITS = LineLimits()
+
+
+class LineEnd:
+    """Ends a text by `LineLimits`.
+
+    Attributes:
+        is_reached: it has ended.
+    """
+
+    def __init__(self, limits: LineLimits) -> None:
+        self._limits = limits
+        self._started: float | None = None
+        self._indent: int | None = None  # of the line that begins, once there is a further one
+        self.is_reached = False
+
+    def push(self, piece: str) -> str:
+        """The text that remains of a piece."""
+        limits = self._limits
+        if not limits.n_indent and not limits.seconds:
+            return piece
+        now = time.monotonic()
+        self._started = now if self._started is None else self._started
+        is_late = 0 < limits.seconds < now - self._started
+        for at, character in enumerate(piece):
+            if self._indent is not None and character in " \t":
+                self._indent += 1
+            elif self._indent is not None and self._indent < limits.n_indent:
+                self.is_reached = True
+                return piece[:at]
+            else:
+                self._indent = None
+            if character == "\n":
+                self._indent = 0
+                if is_late:
+                    self.is_reached = True
+                    return piece[: at + 1]
+        return piece
+
+
 class TextStream(Iterator[str]):
     """Pieces of text as they are generated; `completion` once they are exhausted.
 
@@ -170,6 +224,7 @@ class TextStream(Iterator[str]):
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
         n_reasoned: how many tokens so far are reasoning.
+        lines: what ends it at the beginning of a line, with "length".
         token_bytes: the bytes of a token, if its logprobs are asked for.
 
     Attributes:
@@ -186,6 +241,7 @@ class TextStream(Iterator[str]):
         *,
         opening: str = "",
         n_reasoned: Callable[[], int] = lambda: 0,
+        lines: LineLimits = NO_LIMITS,
         token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         self.generation = generation
@@ -194,6 +250,7 @@ class TextStream(Iterator[str]):
         self._n_opening = len(opening)
         self._decoder = decoder
         self._stops = StopStrings(stops)
+        self._lines = LineEnd(lines)
         self._text: list[str] = []
         self._sizes: list[int] = []  # characters that each token added, before stop strings
         self._finish_reason: FinishReason | None = None
@@ -337,6 +394,10 @@ class TextStream(Iterator[str]):
         elif token is None:
             piece += self._stops.flush()
             self._finish_reason = self.generation.finish_reason
+        piece = self._lines.push(piece)
+        if self._lines.is_reached and self._finish_reason is None:
+            self._finish_reason = "length"
+            self.generation.close()
         return piece
 
     @property

@@ -22,7 +22,7 @@ from localkv.chat.engine import WARM_UP, EngineOptions, LoadProgress
 from localkv.engine.embedding import normalised, packed
 from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.saved_state import forget_text
-from localkv.engine.stream import TextStream
+from localkv.engine.stream import LineLimits, TextStream
 from localkv.engine_process.conversation import engine_facts
 from localkv.engine_process.texts import (
     Accepted,
@@ -111,6 +111,7 @@ class RunningText:
             salt=submit.salt,
             reuses=submit.reuses,
             ranks_after_samplers=submit.after_samplers,
+            lines=LineLimits(submit.n_indent, submit.line_seconds),
         )
         return cls(submit.id, stream, tells_tokens=submit.tells_tokens, place=submit.place)
 

@@ -56,6 +56,7 @@ class Submit(Message, frozen=True):
         reuses: rows that the cache has of the prompt are taken.
         place: by which it can be saved; -1 for the one in which it runs.
         client: who asks.
+        n_indent, line_seconds: what ends it at the beginning of a line (`LineLimits`).
     """
 
     id: int
@@ -73,6 +74,8 @@ class Submit(Message, frozen=True):
     reuses: bool = True
     place: int = -1
     client: str = ""
+    n_indent: int = 0
+    line_seconds: float = 0.0
 
 
 class Again(Message, frozen=True):

@@ -71,6 +71,18 @@ def test_what_editors_send(coder: RunningServer) -> None:
     assert coder.post("/infill", warming) == (200, {})
 
 
+def test_a_line_that_is_not_indented_ends_a_text(coder: RunningServer) -> None:
+    """A grammar makes the model write two lines, of which the second is not indented enough."""
+    lines = {**BODY, "n_predict": 40, "grammar": 'root ::= "a\\n  b\\n c"'}
+    whole = coder.post("/infill", lines)[1]
+    assert (whole["content"], whole["stop_type"]) == ("a\n  b\n c", "eos")
+    for fields, text in (({"n_indent": 2}, "a\n  b\n "), ({"n_indent": 4}, "a\n  ")):
+        answer = coder.post("/infill", {**lines, **fields})[1]
+        assert (answer["content"], answer["stop_type"]) == (text, "limit")
+    late = coder.post("/infill", {**lines, "t_max_predict_ms": 0.001})[1]
+    assert (late["content"], late["stop_type"]) == ("a\n", "limit")
+
+
 def test_the_suffix_of_other_apis(coder: RunningServer) -> None:
     native = coder.post("/infill", BODY)[1]
     fields = {"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 4, "temperature": 0}

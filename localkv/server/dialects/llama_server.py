@@ -370,10 +370,6 @@ def _check(body: NativeBody) -> None:
     Raises:
         RequestError: says what.
     """
-    if body.n_indent:
-        raise unsupported("n_indent", "use a grammar")
-    if body.t_max_predict_ms and body.t_max_predict_ms > 0:
-        raise unsupported("t_max_predict_ms", "use n_predict")
     if body.lora:
         raise unsupported("lora", "merge the adapter into the model's file")
 
@@ -426,12 +422,6 @@ def _leave_out(body: InfillBody) -> None:
     if isinstance(body.samplers, list) and INFILL_SAMPLER in body.samplers:
         body.samplers = [name for name in body.samplers if name != INFILL_SAMPLER]
         warn(f"there is no sampler {INFILL_SAMPLER!r}: the others draw")
-    if body.n_indent:
-        body.n_indent = None
-        warn("n_indent has no effect: use stop, or n_predict")
-    if body.t_max_predict_ms and body.t_max_predict_ms > 0:
-        body.t_max_predict_ms = None
-        warn("t_max_predict_ms has no effect: use n_predict")
 
 
 def _most(front: Front, body: NativeBody) -> int | None:
@@ -453,6 +443,8 @@ async def _completed(
         **await text_fields(front, body),
         tells_tokens=bool(body.stream or body.return_tokens),
         after_samplers=bool(body.post_sampling_probs),
+        n_indent=max(0, body.n_indent or 0),
+        line_seconds=max(0.0, body.t_max_predict_ms or 0.0) / 1000,
     )
     echoed = await front.apart(lambda: [model.detokenize(submit.ids) for submit in requests])
     answers = Answers(
