@@ -287,10 +287,24 @@ def test_a_draft_switches_itself_off() -> None:
     assert pace.worthy([[16, 16, 16]]) == [3]
 
 
+def test_a_slow_first_step_makes_no_draft_look_quick() -> None:
+    """What a step takes is the shortest of the first ones, and known after these."""
+    prices = DraftPace().prices
+    for seconds in (0.5, 0.03, 0.01):
+        prices.measured(1, seconds)
+        assert not prices.knows_step
+    prices.measured(1, 0.011)
+    assert prices.knows_step
+    assert prices.one == 0.01
+    for _ in range(30):
+        prices.measured(1, 0.02)
+    assert prices.one > 0.015
+
+
 def test_what_others_take_of_the_machine_is_no_debt() -> None:
     """Nor does what was saved long ago pay for drafts that are wrong now."""
     pace = DraftPace()
-    for n_rows in (1, 1, 4, 4):
+    for n_rows in (1, 1, 1, 1, 4, 4):
         pace.measured(n_rows, 0.01 * (1 + n_rows / 10))
     for _ in range(400):
         pace.drafted(0.004)

@@ -472,7 +472,7 @@ def draft_together(
         speculator.longer(copied, (), 0)
         for (speculator, _), copied in zip(asked, copies, strict=True)
     ]
-    if pace.compares:
+    if pace.compares or not pace.prices.knows_step:
         for speculator, _ in asked:
             speculator.waits()
         return drafts

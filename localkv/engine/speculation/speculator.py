@@ -29,6 +29,8 @@ OUTLIER = 1.25
 """A batch counts as at most this many times its usual time."""
 _DOUBT = 0.02
 """The share of what is too much that a price loses where it forbids all batches."""
+_STEPS = 3
+"""Steps of one row that are measured before it is known what one takes, at first: the shortest."""
 _FIRST = 4
 """Rows beside the others' that a first batch of guesses has at most."""
 _REMADE = 16
@@ -60,7 +62,13 @@ class Prices:
         self._table = dict[int, float]()
         self._age = 0
         self._is_warm: set[int] = set()
+        self._n_steps = _STEPS
         self._guess = guess
+
+    @property
+    def knows_step(self) -> bool:
+        """Whether it is known what a step of one row takes."""
+        return self.one > 0 and self._n_steps in (0, _STEPS)
 
     def is_warm(self, n_rows: int) -> bool:
         """Whether there was a batch of this size before."""
@@ -74,6 +82,9 @@ class Prices:
         """
         if n_rows not in self._is_warm:
             self._is_warm.add(n_rows)
+        elif n_rows == 1 and self._n_steps:
+            self._n_steps -= 1
+            self.one = min(self.one or seconds, seconds)
         elif n_rows == 1:
             self.one = smoothed(self.one, seconds)
         elif self.one:
@@ -90,6 +101,7 @@ class Prices:
     def compared(self, n_rows: int, seconds: float, one: float) -> None:
         """A batch took so long, and a step of one row right beside it `one`: this is its price."""
         self._is_warm |= {1, n_rows}
+        self._n_steps = 0
         self.one = self.one or one
         self.known[n_rows] = seconds / one
         self._table.clear()
