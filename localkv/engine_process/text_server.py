@@ -290,10 +290,11 @@ class EmbedJob:
             llm.engine.check_scores()
         self._batches = packed(message.texts, llm.engine.n_batch)
         self._done = list[NDArray[np.float32]]()
+        self._seconds = 0.0
 
     def step(self) -> Vectors | None:
         """Evaluate some; the answer once all are."""
-        message, engine = self._message, self._llm.engine
+        message, engine, started = self._message, self._llm.engine, time.perf_counter()
         batch = next(self._batches, None)
         if batch is not None:
             if self._pooling is None:
@@ -301,6 +302,7 @@ class EmbedJob:
             else:
                 vectors = engine.embeddings(batch, self._pooling)
                 self._done += [np.atleast_2d(self._shortened(vector)) for vector in vectors]
+            self._seconds += time.perf_counter() - started
             if len(self._done) < len(message.texts):
                 return None
         rows = np.concatenate(self._done) if self._done else np.zeros((0, 1), np.float32)
@@ -309,6 +311,7 @@ class EmbedJob:
             np.ascontiguousarray(rows, "<f4").tobytes(),
             rows.shape[-1],
             tuple(map(len, self._done)),
+            self._seconds,
         )
 
     def _shortened(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -334,6 +337,7 @@ class TextServer:
         self.take = self.inbox.put
         self.texts = dict[int, RunningText]()
         self.embeds = dict[int, EmbedJob]()
+        self._n_embed_steps = 0
         self._events = list[Event]()
         self._answers = {
             Submit: self._submit,
@@ -415,6 +419,7 @@ class TextServer:
         if not self.embeds:
             return
         id, job = next(iter(self.embeds.items()))
+        self._n_embed_steps += 1
         with self._refusing(id):
             try:
                 if (vectors := job.step()) is None:
@@ -464,7 +469,7 @@ class TextServer:
             pages_shared=pages.shared,
             pages_kept=pages.kept,
             pages_lost=pages.lost,
-            n_steps=stats.n_steps,
+            n_steps=stats.n_steps + self._n_embed_steps,
             n_generated=stats.n_generated,
             n_prompt=stats.n_prompt,
             n_reused=stats.n_reused,

@@ -113,12 +113,14 @@ class Vectors(Message, frozen=True):
         data: float32 [all vectors, width], one text after the other.
         width: values of a vector.
         counts: vectors of each text: 1, or its tokens' without pooling.
+        seconds: that the model took.
     """
 
     id: int
     data: bytes
     width: int
     counts: tuple[int, ...]
+    seconds: float
 
 
 class SlotDone(Message, frozen=True):

@@ -300,7 +300,7 @@ class Front:
         self._check_queue(1, self.check_count(1))
         try:
             async with asyncio.timeout(self.settings.timeout):
-                return await self.supervisor.client.vectors(request)
+                found = await self.supervisor.client.vectors(request)
         except TimeoutError:
             seconds = self.settings.timeout
             raise RequestError(
@@ -308,6 +308,9 @@ class Front:
             ) from None
         except LocalKVError as error:
             raise as_request_error(error) from error
+        if self.metrics is not None:
+            self.metrics.read(current.get(), sum(map(len, request.texts)), found.seconds)
+        return found
 
     def _check_queue(self, n: int, most: int) -> None:
         n_open = self.supervisor.client.n_open

@@ -78,6 +78,14 @@ class Metrics:
         """A request is done."""
         self.http.labels(record.status).inc()
 
+    def read(self, record: RequestRecord | None, n_tokens: int, seconds: float) -> None:
+        """Texts of a request have become vectors or scores: all their tokens were a prompt's."""
+        self.prefix_asked.inc(n_tokens)
+        self.prompt.inc(n_tokens)
+        self.prompt_seconds.inc(seconds)
+        if record is not None:
+            record.n_prompt += n_tokens
+
     def observer(self, record: RequestRecord | None, n_prompts: Mapping[int, int]) -> ObservedTexts:
         """Counts the tokens of texts that a request submits; `ObservedTexts` has the arguments."""
         return ObservedTexts(self, record, n_prompts)

@@ -50,6 +50,18 @@ def test_a_request_is_counted(server: RunningServer):
     assert after["localkv_cache_pagesrunning"] == 0
 
 
+def test_texts_that_become_vectors_are_counted(server: RunningServer):
+    before = _samples(server.get("/metrics")[1])
+    answer = server.post("/v1/embeddings", {"input": ["The fox ran home.", "lost"]})[1]
+    after = _samples(server.get("/metrics")[1])
+    n_tokens = answer["usage"]["prompt_tokens"]
+    for name in ("localkv_prefix_asked_tokens", "localkv_prompt_tokens", "llamacpp:prompt_tokens"):
+        assert after[f"{name}_total"] - before[f"{name}_total"] == n_tokens > 5
+    assert after["llamacpp:prompt_seconds_total"] > before["llamacpp:prompt_seconds_total"]
+    assert after["llamacpp:n_decode_total"] > before["llamacpp:n_decode_total"]
+    assert after["localkv_prefix_hit_tokens_total"] == before["localkv_prefix_hit_tokens_total"]
+
+
 def test_texts_that_break_off_are_counted():
     metrics = Metrics(front_of().supervisor)
     record = RequestRecord("a", "POST", "/")
