@@ -245,7 +245,7 @@ class EmbeddingModel(LoadedModel):
     ) -> Vectors | list[Vectors]:
         """Embeddings: hidden states of the tokens after the last norm, pooled.
 
-        They go through the cache, so its types matter. What it held is forgotten. Texts of an
+        They go through the cache, so its types matter, in turns of `n_batch` tokens. Texts of an
         encoder don't: they are evaluated together, `n_batch` tokens at a time.
 
         Args:

@@ -66,23 +66,44 @@ def pooling_of_file(number: int | None) -> Pooling:
     )
 
 
-def pooled(parts: Iterator[Floats], pooling: Pooling) -> Floats:
-    """The embedding of a text: [n_embd], or [tokens, n_embd] for "none".
+class Pool:
+    """The hidden states of a text's tokens, of which its embedding is made.
 
     Args:
-        parts: hidden states of its tokens in order, [some, n_embd] each.
+        pooling: what is kept of them.
     """
-    if pooling == "none":
-        return np.concatenate(list(parts))
-    if pooling in ("cls", "last"):
-        every = [*parts]
-        row: Floats = every[0][0] if pooling == "cls" else every[-1][-1]
-        return row.copy()
-    n_tokens, total = 0, np.float64(0.0)
-    for part in parts:
-        n_tokens += len(part)
-        total = total + part.sum(axis=0, dtype=np.float64)
-    return np.asarray(total / n_tokens, np.float32)
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._parts = list[Floats]()
+        self._total: NDArray[np.float64] | None = None
+        self._n_tokens = 0
+
+    def add(self, part: Floats) -> None:
+        """Take the states of the next tokens, [some, n_embd]."""
+        self._n_tokens += len(part)
+        if self._pooling == "mean":
+            total = part.sum(axis=0, dtype=np.float64)
+            self._total = total if self._total is None else self._total + total
+        elif self._pooling == "cls":
+            self._parts = self._parts or [part[:1].copy()]
+        elif self._pooling == "last":
+            self._parts = [part[-1:].copy()]
+        else:
+            self._parts.append(part)
+
+    def vector(self) -> Floats:
+        """The embedding: [n_embd], or [tokens, n_embd] for "none"."""
+        if self._total is not None:
+            return np.asarray(self._total / self._n_tokens, np.float32)
+        return np.concatenate(self._parts) if self._pooling == "none" else self._parts[0][0]
+
+
+def pooled(states: Floats, pooling: Pooling) -> Floats:
+    """The embedding (`Pool.vector`) of a text whose tokens have these states [tokens, n_embd]."""
+    pool = Pool(pooling)
+    pool.add(states)
+    return pool.vector()
 
 
 def packed(texts: Sequence[Sequence[int]], n_batch: int) -> Iterator[list[Sequence[int]]]:

@@ -23,12 +23,13 @@ from localkv.cache.arrays import Array
 from localkv.cache.cache_checks import check_alibi, check_context
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
+from localkv.cache.pages import NoPageError
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.profile import check_scales
 from localkv.cache.recurrent_state import CheckpointConfig
 from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.embedding import Pooling, packed, pooled
+from localkv.engine.embedding import Pool, Pooling, packed, pooled
 from localkv.engine.prefix import Text
 from localkv.engine.recorded import DecodeLoop
 from localkv.engine.speculation.config import Speculation
@@ -367,20 +368,58 @@ class Engine:
         """
         for number, ids in enumerate(texts, 1):
             self.check_text(ids, f"text {number} of {len(texts)}" if len(texts) > 1 else "the text")
-        if not self.model.config.is_encoder:
-            return [self._embedding(ids, pooling) for ids in texts]
-        vectors: list[NDArray[np.float32]] = []
+        return [vector for some in self.embed_by_turns(texts, pooling) for vector in some]
+
+    def embed_by_turns(
+        self,
+        texts: Sequence[Sequence[int]],
+        pooling: Pooling,
+        waits: Callable[[], bool] = lambda: False,
+    ) -> Iterator[list[NDArray[np.float32]]]:
+        """Make the vectors of `embeddings`, about `n_batch` tokens at a time.
+
+        Between two others may have their turn: texts are evaluated together up to a batch, and a
+        longer one in pieces.
+
+        Args:
+            texts: which `check_text` does not refuse.
+            waits: asked where the cache is full: whether others will give pages back, so that the
+                text goes on later.
+
+        Yields:
+            the vectors that are done, in order; none while a long text is not.
+
+        Raises:
+            LocalKVError: the cache is full, and nobody gives pages back.
+        """
         for some in packed(texts, self.n_batch):
-            states = self.slot.turn(partial(self.slot.encode, some))
-            ends = np.cumsum([len(ids) for ids in some])[:-1]
-            vectors += [pooled(iter([part]), pooling) for part in np.split(states, ends)]
-        if self.model.config.dense and vectors:
-            ends = np.cumsum([len(np.atleast_2d(vector)) for vector in vectors])[:-1]
-            rows = self._in_turn(self.model.projected, np.vstack(vectors))
-            shapes = [vector.shape for vector in vectors]
-            parts = zip(np.split(rows, ends), shapes, strict=True)
-            return [part.reshape(shape) for part, shape in parts]
-        return vectors
+            if self.model.config.is_encoder:
+                yield self._encoded(some, pooling)
+            elif len(some) == 1:
+                yield from self._embed_in_pieces(some[0], pooling, waits)
+            else:
+                vectors = list[NDArray[np.float32]]()
+                for ids in some:
+                    for done in self._embed_in_pieces(ids, pooling, waits):
+                        vectors += done
+                        if not done:
+                            yield []
+                yield vectors
+
+    def _encoded(
+        self, texts: Sequence[Sequence[int]], pooling: Pooling
+    ) -> list[NDArray[np.float32]]:
+        """The vectors of an encoder's texts, evaluated in one batch."""
+        states = self.slot.turn(partial(self.slot.encode, texts))
+        ends = np.cumsum([len(ids) for ids in texts])[:-1]
+        vectors = [pooled(part, pooling) for part in np.split(states, ends)]
+        if not self.model.config.dense:
+            return vectors
+        ends = np.cumsum([len(np.atleast_2d(vector)) for vector in vectors])[:-1]
+        rows = self._in_turn(self.model.projected, np.vstack(vectors))
+        shapes = [vector.shape for vector in vectors]
+        parts = zip(np.split(rows, ends), shapes, strict=True)
+        return [part.reshape(shape) for part, shape in parts]
 
     def _in_turn(
         self, run: Callable[[Array], Array], rows: NDArray[np.float32]
@@ -420,26 +459,57 @@ class Engine:
         spec = self.check_scores()
         if not texts:
             return np.zeros((0, spec.n_classes or spec.n_hidden), np.float32)
-        states = np.stack(self.embeddings(texts, spec.pooling))
-        return self._in_turn(self.model.scores, states)
+        return self.scores_of(self.embeddings(texts, spec.pooling))
 
-    def _embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
-        """The pooled hidden states of a text that goes through the cache."""
+    def scores_of(self, vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Score texts, at least one, by their vectors; see `scores`."""
+        return self._in_turn(self.model.scores, np.stack(vectors))
+
+    def _embed_in_pieces(
+        self, ids: Sequence[int], pooling: Pooling, waits: Callable[[], bool]
+    ) -> Iterator[list[NDArray[np.float32]]]:
+        """Evaluate a text that goes through the cache, a turn at a time: its vector at the end.
+
+        Where others had turns in between, rows may be gone and have to be made again. Then a turn
+        has as many new tokens, so that most work is new however many take turns.
+        """
         rows: Literal["last", "all"] = "last" if pooling == "last" else "all"
-        to_numpy = self.model.backend.arrays.to_numpy
+        slot, to_numpy = self.slot, self.model.backend.arrays.to_numpy
+        text, pool, n_read = Text(list(ids), len(ids)), Pool(pooling), 0
 
-        def parts() -> Iterator[NDArray[np.float32]]:
-            for start in range(0, len(ids), self.n_batch):
-                part = self.slot.hidden(ids[start : start + self.n_batch], rows)
-                yield to_numpy(part).astype(np.float32)
+        def work() -> NoPageError | None:
+            """Evaluate the next tokens."""
+            try:
+                evaluate()
+            except NoPageError as error:
+                slot.leave()  # who needs the pages may take them
+                return error
+            return None
 
-        def work() -> NDArray[np.float32]:
-            self.slot.truncate(0)
-            vector = pooled(parts(), pooling)
-            self.slot.truncate(0)  # its pages are free for others
-            return vector
+        def evaluate() -> None:
+            nonlocal n_read
+            first = at = n_read
+            if not slot.is_taken_by(text):
+                slot.take(text, reuses=at > 0)
+                if slot.sequence.length > at:  # another text has more of these tokens
+                    slot.truncate(at)
+            n_again = at - slot.sequence.length
+            while slot.sequence.length < at:
+                end = min(at, slot.sequence.length + self.n_batch)
+                slot.hidden(ids[slot.sequence.length : end], "last")
+            while at < len(ids):
+                part = ids[at : at + self.n_batch]
+                pool.add(to_numpy(slot.hidden(part, rows)).astype(np.float32))
+                at = n_read = at + len(part)
+                if at - first >= n_again:
+                    break
+            if at == len(ids):
+                slot.truncate(0)  # its pages are free for others
 
-        return self.slot.turn(work)
+        while n_read < len(ids):
+            if (full := slot.turn(work)) is not None and not waits():
+                raise full
+            yield [pool.vector()] if n_read == len(ids) else []
 
 
 def allocated_cache(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.chat.engine import WARM_UP, EngineOptions, LoadProgress
-from localkv.engine.embedding import normalised, packed
+from localkv.engine.embedding import Pooling, normalised
 from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.saved_state import forget_text
 from localkv.engine.stream import LineLimits, TextStream
@@ -271,40 +271,40 @@ class SlotStates:
 
 
 class EmbedJob:
-    """Texts that become vectors, or scores, a batch of the engine's at a time.
+    """Texts that become vectors, or scores, a turn of the engine's at a time.
 
     Args:
         llm: the model.
         message: what is asked for.
+        waits: as `Engine.embed_by_turns` has it.
 
     Raises:
         LocalKVError: the model can't do that, or a text can't be evaluated.
     """
 
-    def __init__(self, llm: LLM, message: Embed) -> None:
-        self._llm, self._message = llm, message
-        self._pooling = None if message.scores else llm.pooling_of(message.pooling)
+    def __init__(self, llm: LLM, message: Embed, waits: Callable[[], bool]) -> None:
+        self._engine, self._message = llm.engine, message
+        if message.scores:
+            pooling: Pooling = llm.engine.check_scores().pooling
+        else:
+            pooling = llm.pooling_of(message.pooling)
         for number, ids in enumerate(message.texts, 1):
             llm.engine.check_text(ids, f"text {number} of {len(message.texts)}")
-        if message.scores:
-            llm.engine.check_scores()
-        self._batches = packed(message.texts, llm.engine.n_batch)
+        self._turns = llm.engine.embed_by_turns(message.texts, pooling, waits)
         self._done = list[NDArray[np.float32]]()
         self._seconds = 0.0
 
     def step(self) -> Vectors | None:
         """Evaluate some; the answer once all are."""
-        message, engine, started = self._message, self._llm.engine, time.perf_counter()
-        batch = next(self._batches, None)
-        if batch is not None:
-            if self._pooling is None:
-                self._done += [*engine.scores(batch)[:, None, :1]]
-            else:
-                vectors = engine.embeddings(batch, self._pooling)
-                self._done += [np.atleast_2d(self._shortened(vector)) for vector in vectors]
-            self._seconds += time.perf_counter() - started
-            if len(self._done) < len(message.texts):
-                return None
+        message, started = self._message, time.perf_counter()
+        vectors = next(self._turns, [])
+        if message.scores and vectors:
+            self._done += [*self._engine.scores_of(vectors)[:, None, :1]]
+        else:
+            self._done += [np.atleast_2d(self._shortened(vector)) for vector in vectors]
+        self._seconds += time.perf_counter() - started
+        if len(self._done) < len(message.texts):
+            return None
         rows = np.concatenate(self._done) if self._done else np.zeros((0, 1), np.float32)
         return Vectors(
             message.id,
@@ -382,16 +382,20 @@ class TextServer:
         """Serve until the process ends."""
         self.inbox.make_matchers(self.llm.grammar_tokens)
         while True:
-            self._take_all(waits=not self.texts and not self.embeds)
-            step_ms, rows = self._step()
-            self._embed_some()
-            for text in list(self.texts.values()):
-                self._events += text.news()
-                if text.has_ended:
-                    self._slots.note(self._places, text)
-                    del self.texts[text.id]
-            events, self._events = self._events, []
-            self.send(Step(events, self._status(step_ms, rows)))
+            self.serve_some()
+
+    def serve_some(self) -> None:
+        """Take what is asked for, and make one step for all; wait if there is nothing to do."""
+        self._take_all(waits=not self.texts and not self.embeds)
+        step_ms, rows = self._step()
+        self._embed_some()
+        for text in list(self.texts.values()):
+            self._events += text.news()
+            if text.has_ended:
+                self._slots.note(self._places, text)
+                del self.texts[text.id]
+        events, self._events = self._events, []
+        self.send(Step(events, self._status(step_ms, rows)))
 
     def _take_all(self, *, waits: bool) -> None:
         """Do what the front asks for."""
@@ -412,7 +416,7 @@ class TextServer:
 
     def _embed(self, message: Embed) -> None:
         with self._refusing(message.id):
-            self.embeds[message.id] = EmbedJob(self.llm, message)
+            self.embeds[message.id] = EmbedJob(self.llm, message, lambda: bool(self.texts))
 
     def _embed_some(self) -> None:
         """Evaluate some texts that become vectors, so that texts that are written go on between."""
@@ -423,6 +427,7 @@ class TextServer:
         with self._refusing(id):
             try:
                 if (vectors := job.step()) is None:
+                    self.embeds[id] = self.embeds.pop(id)  # behind the others
                     return
                 self._events.append(vectors)
             except BaseException:

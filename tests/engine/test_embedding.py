@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localkv import LLM
-from localkv.engine.embedding import normalised, pooled, pooling_of_file, similarities
+from localkv.engine.embedding import Pool, Pooling, normalised, pooling_of_file, similarities
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.loader.metadata import Metadata
 from support.paths import ROOT, TESTS
@@ -85,6 +85,33 @@ def test_a_stream_goes_on_after_an_embedding(llm: LLM) -> None:
     assert "".join([*pieces, *stream]) == whole
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"n_parallel": 2}, {"cache_type_k": "q8_0", "kv_tail": 16}, {"n_ctx": 128}]
+)
+@pytest.mark.parametrize("pooling", ["mean", "last", "none"])
+def test_a_long_text_lets_others_have_turns(tiny_model: Path, pooling: Pooling, options) -> None:
+    """Its vector and what is written meanwhile have the bits that they have alone."""
+    model = LLM(tiny_model, **{"n_ctx": 256, "n_batch": 32, **options})
+    ids = model.tokenize("Once upon a time there was a fox. " * 20)[:120]
+    (want,) = model.engine.embeddings([ids], pooling)
+    text = model.complete(TEXTS[0], max_tokens=12, temperature=0).text
+    other = model.engine.embeddings([ids[5:100]], pooling)
+    model.engine.reset()
+    stream = model.stream(TEXTS[0], max_tokens=12, temperature=0)
+    pieces = list[str]()
+    vectors = list[np.ndarray]()
+    n_turns = 0
+    for some in model.engine.embed_by_turns([ids], pooling):
+        n_turns += 1
+        vectors += some
+        pieces.append(next(stream))
+        np.testing.assert_array_equal(model.engine.embeddings([ids[5:100]], pooling), other)
+    assert n_turns >= 3
+    np.testing.assert_array_equal(vectors, [want])
+    assert "".join([*pieces, *stream]) == text
+    assert model.batch.pages.lost == 0
+
+
 def test_the_reference_makes_the_same(tiny_model: Path, llm: LLM) -> None:
     reference = LLM(tiny_model, n_ctx=64, device="reference")
     for pooling in ("mean", "last"):
@@ -143,12 +170,20 @@ def test_other_norms() -> None:
     np.testing.assert_allclose(normalised(vectors, 2), [[0.6, -0.8], [0, 0]])
 
 
+def _pooled(parts: list[np.ndarray], pooling: Pooling) -> np.ndarray:
+    pool = Pool(pooling)
+    for part in parts:
+        pool.add(part)
+    return pool.vector()
+
+
 def test_a_mean_of_parts() -> None:
     rows = np.random.default_rng(4).normal(0, 1, (10, 6)).astype(np.float32)
     parts = [rows[:4], rows[4:5], rows[5:]]
-    np.testing.assert_allclose(pooled(iter(parts), "mean"), rows.mean(0), rtol=1e-5)
-    np.testing.assert_array_equal(pooled(iter(parts), "last"), rows[-1])
-    np.testing.assert_array_equal(pooled(iter(parts), "none"), rows)
+    np.testing.assert_allclose(_pooled(parts, "mean"), rows.mean(0), rtol=1e-5)
+    np.testing.assert_array_equal(_pooled(parts, "last"), rows[-1])
+    np.testing.assert_array_equal(_pooled(parts, "none"), rows)
+    np.testing.assert_array_equal(_pooled(parts, "cls"), rows[0])
 
 
 def test_similarities() -> None:
