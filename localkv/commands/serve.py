@@ -104,6 +104,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         state_dir=_folder(values["state_dir"]),
         cache_per_key=values["cache_per_key"],
         spm_infill=values["spm_infill"],
+        pooling=values["pooling"],
     )
 
     def ready(facts: Facts) -> None:
@@ -393,6 +394,15 @@ SERVER_OPTIONS: list[click.Parameter] = [
         "--spm-infill",
         help="Where a middle is filled in (/infill, suffix), put the suffix before the prefix, as "
         "some models want it.",
+    ),
+    _SERVER.option(
+        "--pooling",
+        llama_env="POOLING",
+        type=Choice(("none", "mean", "cls", "last"), case_sensitive=False),
+        metavar="NAME",
+        help="From tokens to an embedding: their mean, the first one (cls), the last one, or none, "
+        "with which /embedding gives every token's. [default: what the model was trained for, or "
+        "mean]",
     ),
     quiet_option("Say nothing on stderr but warnings and errors."),
     _ACCESS.flag(

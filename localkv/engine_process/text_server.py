@@ -290,6 +290,7 @@ class EmbedJob:
             pooling = llm.pooling_of(message.pooling)
         for number, ids in enumerate(message.texts, 1):
             llm.engine.check_text(ids, f"text {number} of {len(message.texts)}")
+        self._pooling = pooling
         self._turns = llm.engine.embed_by_turns(message.texts, pooling, waits)
         self._done = list[NDArray[np.float32]]()
         self._seconds = 0.0
@@ -317,7 +318,8 @@ class EmbedJob:
     def _shortened(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         message = self._message
         kept = vector[..., : message.dimensions] if message.dimensions else vector
-        return normalised(kept, message.norm)
+        plain = -1 if self._pooling == "none" else 2
+        return normalised(kept, plain if message.norm is None else message.norm)
 
 
 class TextServer:

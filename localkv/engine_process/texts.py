@@ -93,7 +93,8 @@ class Embed(Message, frozen=True):
         id: the front's number of the request.
         texts: tokens of each.
         pooling: of vectors; None for the model's own.
-        norm: what vectors are divided by (`normalised`).
+        norm: what vectors are divided by (`normalised`); None for norm 2 of a text's vector, and
+            for tokens' vectors as they are, without pooling.
         dimensions: how many leading values of vectors are kept; 0 for all.
         scores: they are scored instead, by the first class of the model's head.
     """
@@ -101,7 +102,7 @@ class Embed(Message, frozen=True):
     id: int
     texts: list[list[int]]
     pooling: str | None = None
-    norm: int = 2
+    norm: int | None = None
     dimensions: int = 0
     scores: bool = False
 

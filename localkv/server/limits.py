@@ -101,8 +101,8 @@ TextParts: TypeAlias = Annotated[list[Any], Meta(max_length=1 << 19)]
 """Texts and token ids in turn."""
 
 MOST_INPUTS = 2048
-Inputs: TypeAlias = str | TextParts
-"""A text, its token ids, or a list of such."""
+Inputs: TypeAlias = str | TextParts | Object
+"""A text, its token ids, an object with a text, or a list of such."""
 Documents: TypeAlias = Annotated[list[Any], Meta(max_length=MOST_INPUTS)]
 """Texts, or objects with one in `text`."""
 MOST_PROMPTS = 256

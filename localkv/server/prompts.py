@@ -223,7 +223,7 @@ def _is_token(item: object) -> bool:
 
 def _prompt(model: PromptModel, given: object, most: int) -> TextPrompt:
     if isinstance(given, dict):
-        given = _text_of(given)
+        given = text_of(given)
     parts = given if isinstance(given, list) else [given]
     ids = list[int]()
     for number, part in enumerate(parts):
@@ -299,11 +299,27 @@ def checked_token(model: PromptModel, token: Any) -> int:
     return checked
 
 
-def _text_of(part: dict[str, Any]) -> str:
-    """The text of a prompt that is an object, as llama-server takes them."""
+def text_of(part: dict[str, Any]) -> str:
+    """The text of an object, as llama-server takes them: {"prompt_string": "text"}, or
+    {"content": [{"type": "text", "text": "text"}]}, whose parts are joined.
+
+    Raises:
+        RequestError: it has no text, or an image, audio or video.
+    """
     if part.get("multimodal_data"):
         raise unsupported("multimodal_data", "this model reads text")
-    text = part.get("prompt_string")
-    if not isinstance(text, str):
-        raise RequestError(400, "prompt: an object needs prompt_string, a text")
-    return text
+    content = part.get("content")
+    texts: list[Any] = (
+        content if isinstance(content, list) else [{"text": part.get("prompt_string")}]
+    )
+    for one in texts:
+        kind = one.get("type", "text") if isinstance(one, dict) else None
+        if kind in ("image_url", "input_audio", "input_video"):
+            raise unsupported(kind, "this model reads text")
+        if kind != "text" or not isinstance(one.get("text"), str):
+            raise RequestError(
+                400,
+                "an object has no text",
+                'as in {"prompt_string": "a"} or {"content": [{"type": "text", "text": "a"}]}',
+            )
+    return "".join(one["text"] for one in texts)

@@ -52,6 +52,7 @@ class ServerSettings:
         state_dir: the folder of saved slots; None for none.
         cache_per_key: only requests with the same key share what was evaluated.
         spm_infill: where a middle is filled in, the suffix comes before the prefix.
+        pooling: of embeddings (`POOLINGS`); None for the model's own.
     """
 
     engine: EngineOptions
@@ -84,3 +85,4 @@ class ServerSettings:
     state_dir: str | None = None
     cache_per_key: bool = False
     spm_infill: bool = False
+    pooling: str | None = None

@@ -20,14 +20,14 @@ from localkv.server.failures import RequestError, context_error
 from localkv.server.front import Front
 from localkv.server.json_answer import to_json
 from localkv.server.json_body import received, takes
-from localkv.server.prompts import PromptModel, checked_token
+from localkv.server.prompts import PromptModel, checked_token, text_of
 
 LATEST = ":latest"
 """The tag that ollama adds to names that have none."""
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):
-    """OpenAI's fields; `input` is a text, its tokens, or a list of such."""
+    """OpenAI's fields; `input` is a text, its tokens, an object with a text, or a list of such."""
 
     input: limits.Inputs
     model: limits.Name | None = None
@@ -40,7 +40,7 @@ class NativeEmbeddingsBody(msgspec.Struct, kw_only=True):
 
     content: limits.Inputs | None = None
     input: limits.Inputs | None = None
-    embd_normalize: limits.Int32 = 2
+    embd_normalize: limits.Int32 | None = None
 
 
 class OllamaEmbedBody(msgspec.Struct, kw_only=True):
@@ -77,9 +77,7 @@ async def embeddings(front: Front, request: Request) -> Response:
     body = await received(front, request, EmbeddingsBody)
     front.check_model(body.model)
     texts = await _texts(front, body.input)
-    found = await front.vectors(Embed(0, texts, dimensions=_dimensions(front, body.dimensions)))
-    if max(found.counts, default=1) > 1:
-        raise RequestError(400, "the model has no pooling, and so no one vector of a text")
+    found = await _one_of_each(front, texts, dimensions=_dimensions(front, body.dimensions))
 
     def answer() -> bytes:
         is_base64 = body.encoding_format == "base64"
@@ -105,7 +103,8 @@ async def native_embeddings(front: Front, request: Request) -> Response:
     if given is None:
         raise RequestError(400, 'there is no text: send "content"')
     texts = await _texts(front, given)
-    found = await front.vectors(Embed(0, texts, norm=body.embd_normalize))
+    pooling = front.settings.pooling
+    found = await front.vectors(Embed(0, texts, pooling=pooling, norm=body.embd_normalize))
 
     def answer() -> bytes:
         rows = _rows(found)
@@ -124,8 +123,9 @@ async def ollama_embed(front: Front, request: Request) -> Response:
     started = time.perf_counter()
     body = await received(front, request, OllamaEmbedBody)
     front.check_model(body.model.removesuffix(LATEST))
-    texts = await _texts(front, body.input, truncates=body.truncate is not False)
-    found = await front.vectors(Embed(0, texts, dimensions=_dimensions(front, body.dimensions)))
+    truncates = body.truncate is not False
+    texts = [] if body.input == [] else await _texts(front, body.input, truncates=truncates)
+    found = await _one_of_each(front, texts, dimensions=_dimensions(front, body.dimensions))
 
     def answer() -> bytes:
         fields = {
@@ -146,7 +146,7 @@ async def ollama_embedding(front: Front, request: Request) -> Response:
     body = await received(front, request, OllamaEmbeddingBody)
     front.check_model(body.model.removesuffix(LATEST))
     texts = await _texts(front, body.prompt, truncates=True)
-    found = await front.vectors(Embed(0, texts, norm=-1))
+    found = await _one_of_each(front, texts, norm=-1)
     content = to_json({"embedding": next(_rows(found)).tolist()})
     return Response(content, media_type="application/json")
 
@@ -186,15 +186,35 @@ async def rerank(front: Front, request: Request) -> Response:
     return Response(to_json(fields), media_type="application/json")
 
 
+async def _one_of_each(
+    front: Front, texts: list[list[int]], *, norm: int | None = None, dimensions: int = 0
+) -> Vectors:
+    """A vector of each text.
+
+    Raises:
+        RequestError: tokens have vectors here, and texts have none.
+    """
+    pooling = front.settings.pooling
+    found = await front.vectors(Embed(0, texts, pooling=pooling, norm=norm, dimensions=dimensions))
+    if pooling == "none" or max(found.counts, default=1) > 1:
+        raise RequestError(
+            400, "without pooling there is no one vector of a text", "/embedding gives each token's"
+        )
+    return found
+
+
 async def _texts(front: Front, given: limits.Inputs, *, truncates: bool = False) -> list[list[int]]:
     """The tokens of each text.
 
     Raises:
-        RequestError: one has none, or too many; or it is neither a text nor a list of tokens.
+        RequestError: one has none, or too many; or it is neither a text nor a list of tokens; or
+            there is none.
     """
     many: list[Any] = [given]
     if isinstance(given, list) and not any(isinstance(one, int) for one in given):
         many = given
+    if not many:
+        raise RequestError(400, "input has no texts", "send a text, or a list of texts")
     if len(many) > limits.MOST_INPUTS:
         raise RequestError(400, f"input must be up to {limits.MOST_INPUTS} texts, not {len(many)}")
     model, most = await front.model(), front.facts.engine.n_ctx
@@ -202,13 +222,16 @@ async def _texts(front: Front, given: limits.Inputs, *, truncates: bool = False)
 
 
 def _tokens(model: PromptModel, given: object, most: int, truncates: bool) -> list[int]:
-    if isinstance(given, str):
-        room = None if truncates else most
-        ids = model.tokens(given, add_special=True, parse_special=False, most=room)
-    elif isinstance(given, list):
-        ids = [checked_token(model, token) for token in given]
-    else:
+    if isinstance(given, dict):
+        given = text_of(given)
+    if not isinstance(given, str | list):
         raise RequestError(400, f"input: {given!r:.60} is neither a text nor a list of token ids")
+    ids, room = list[int](), None if truncates else most
+    for number, part in enumerate([given] if isinstance(given, str) else given):
+        if isinstance(part, str):
+            ids += model.tokens(part, add_special=number == 0, parse_special=False, most=room)
+        else:
+            ids.append(checked_token(model, part))
     if not ids:
         raise RequestError(400, "input has no tokens", "send a text, or token ids")
     if len(ids) > most:
