@@ -15,7 +15,6 @@ import pytest
 
 from localkv import LLM
 from support.encoder_models import write_encoder
-from support.paths import ROOT
 from support.server import SHIPPED_MODEL, RunningServer
 
 TEXTS = ["the fox ran home", "the red drum", "lost"]
@@ -211,18 +210,3 @@ def test_ollamas_client_embeds(encoder: RunningServer, vectors: np.ndarray) -> N
         old = np.float32(client.embeddings(model="bert", prompt=TEXTS[0]).embedding)
     np.testing.assert_array_equal(np.float32(got.embeddings), vectors)
     np.testing.assert_allclose(old / np.linalg.norm(old), vectors[0], rtol=1e-5)
-
-
-def test_a_folder_of_documents_is_searched(encoder: RunningServer) -> None:
-    """This project's pages, cut into paragraphs: each is found by its own text."""
-    pages = [(ROOT / "docs" / name).read_text() for name in ("python.md", "embeddings.md")]
-    parts = [part[:200] for page in pages for part in page.split("\n\n") if len(part) > 80][:40]
-    with openai.OpenAI(base_url=f"{encoder.url}/v1", api_key="none", max_retries=0) as client:
-        got = client.embeddings.create(model="bert", input=[part[:60] for part in parts])
-        index = np.float32([one.embedding for one in got.data])
-        for number in (0, 7, 23):
-            asked = client.embeddings.create(model="bert", input=parts[number][:60])
-            assert (
-                parts[int((index @ np.float32(asked.data[0].embedding)).argmax())][:60]
-                == (parts[number][:60])
-            )
