@@ -3,8 +3,9 @@
     python benchmarks/llama_server_tests.py --tests llama.cpp/tools/server/tests --markdown FILE
 
 The tests are read from a checkout of llama.cpp and run on copies of them that are deleted again.
-What they expect of the texts and token counts of their own tiny model is relaxed, since another
-model answers (`RELAXED`); everything else must be as they say. Each test starts servers of its own.
+What they expect of the texts, token counts and scores of their own tiny models is relaxed, since
+other models answer (`RELAXED`); everything else must be as they say. Each test starts servers of
+its own.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ from pathlib import Path
 from localkv.loader.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.encoder_models import ENCODERS, N_EMBD, RERANKERS  # noqa: E402
+
 MODEL = ROOT / "models" / "tales-4M-Q8_0.gguf"
 DRAFT = ROOT / "models" / "tales-draft-Q8_0.gguf"
 SHIM = ROOT / "tests" / "server" / "llama_server_shim.py"
 PLUGIN = "llama_tests_plugin"
+N_POSITIONS = 512
+"""Of the encoders: as many as bge-small and jina-reranker-v1-tiny are asked for."""
 FILES = (
     "basic",
     "chat_completion",
@@ -37,9 +44,11 @@ FILES = (
     "compat_oai_responses",
     "completion",
     "ctx_shift",
+    "embedding",
     "ignore_eos",
     "infill",
     "metrics",
+    "rerank",
     "security",
     "slot_save",
     "speculative",
@@ -89,19 +98,20 @@ PAGE = """# llama.cpp's tests of its server
 
 llama.cpp tests llama-server with pytest. `benchmarks/llama_server_tests.py` runs these tests
 against `localkv serve`: a program stands in for llama-server and starts localkv with the same
-options, for each test anew. The model that ships answers, so what the tests expect of the texts and
-the token counts of their own model is relaxed, and control tokens, which end texts, are never
-drawn, as that model does not draw them; everything else has to be as they say. Tests that are
-marked slow are left out: they download models.
+options, for each test anew. The model that ships answers, and small random encoders make embeddings
+and scores, so what the tests expect of the texts, token counts and scores of their own models is
+relaxed, and control tokens, which end texts, are never drawn, as that model does not draw them;
+everything else has to be as they say. Tests that are marked slow are left out: they download
+models.
 
     python benchmarks/llama_server_tests.py --tests llama.cpp/tools/server/tests
 
-Not about this server are the files on embedding, kv_keep_only_active, lora, mcp_servers, proxy,
-rerank, router, sleep, stream, tools_builtin, vision_api and compat_gcp. The tests of infill ask the
-same model, whose tokens for a system, a user and an assistant count as those around a gap."""
+Not about this server are the files on kv_keep_only_active, lora, mcp_servers, proxy, router, sleep,
+stream, systemone, tools_builtin, vision_api and compat_gcp. The tests of infill ask the same model,
+whose tokens for a system, a user and an assistant count as those around a gap."""
 
-REST = """Those that do not pass want what is not there (images, embeddings, shifted contexts, tools
-that the server runs, files and aids of llama.cpp's own), or what is meant to be otherwise here."""
+REST = """Those that do not pass want what is not there (images, shifted contexts, tools that the
+server runs, files and aids of llama.cpp's own), or what is meant to be otherwise here."""
 
 RELAXED: tuple[tuple[str, str], ...] = (
     # counts of tokens of prompts, which another vocabulary has others of
@@ -114,6 +124,12 @@ RELAXED: tuple[tuple[str, str], ...] = (
     (r'(\["prompt_n"\]) == 21\b', r"\1 > 10"),
     (r'(\["prompt_n"\]) == 6\b', r"\1 < 10"),
     (r'(\["n_(saved|restored)"\]) == 84\b', r"\1 > 64"),
+    (r"(\['prompt_tokens'\]) == (n_tokens|2 \* 9)", r"\1 > 0"),
+    (r"(len\(res.body\[0\]\['embedding'\]\)) == 5\b", r"\1 >= 5"),
+    (r', "string", 56, 78\]', ', "string", 56, 70]'),
+    # which document a model prefers
+    (r'(most_relevant\["index"\]) == 2\b', r"\1 in range(4)"),
+    (r'(least_relevant\["index"\]) == 3\b', r"\1 in range(4)"),
     (r'"Hello " \* 248', '"Hello " * 60'),
     (r"(len\(tok\[.top_probs.\]\)) == 10", r"\1 > 0"),
     (r'"<s> " \+ prompt', '"<s>" + prompt'),
@@ -175,7 +191,12 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("static_assets", "it asks for the service worker and the files of llama.cpp's own page"),
     ("slot_restore_legacy", "it rewrites the bytes of llama.cpp's files of states"),
     ("on_multimodal|without_mmproj", "models with images are not there"),
-    ("embedding", "there are no embeddings"),
+    ("metrics_embedding_prompt", "metrics count tokens of texts that are written only"),
+    (
+        "embedding_error_prompt_too_long",
+        "a text that is too long is refused in the words for prompts that are, and never for the "
+        "size of a batch",
+    ),
     ("anthropic_empty_messages", "an empty conversation is refused, as by Anthropic's own API"),
 )
 """Regular expressions on names of tests that fail, and why that is meant."""
@@ -250,6 +271,12 @@ def _results_of(
     shim = copy / "llama-server"
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SHIM}" "$@"\n')
     shim.chmod(0o755)
+    encoders = (("embedding", ENCODERS["bert"]), ("reranking", RERANKERS["bert-rank"]))
+    for kind, make in encoders:
+        encoder = make()
+        encoder.keys["context_length"] = N_POSITIONS
+        encoder.matrix("position_embd", N_POSITIONS, N_EMBD)
+        encoder.write(copy / f"{kind}.gguf")
     log = copy / "results.jsonl"
     log.write_text("")
     environment: Mapping[str, str] = {
@@ -259,6 +286,8 @@ def _results_of(
         "LLAMA_TESTS_LOG": str(log),
         "SHIM_MODEL": str(model),
         "SHIM_DRAFT": str(DRAFT),
+        "SHIM_EMBEDDING": str(copy / "embedding.gguf"),
+        "SHIM_RERANKING": str(copy / "reranking.gguf"),
         "SHIM_NEVER": never,
         "PORT": str(_free_port()),
         "PYTHONPATH": f"{copy}{os.pathsep}{ROOT}",

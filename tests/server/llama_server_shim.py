@@ -1,8 +1,9 @@
 """Starts `localkv serve` with the options that llama-server would have been started with.
 
 llama.cpp's own tests of its server start it anew for each test; this stands in for it. The model is
-that of SHIM_MODEL, whichever is asked for, and the tokens of SHIM_NEVER are never drawn: texts are
-as long as those of a model that does not end them.
+that of SHIM_MODEL, and the tokens of SHIM_NEVER are never drawn: texts are as long as those of a
+model that does not end them. Servers for embeddings and reranking have the models of SHIM_EMBEDDING
+and SHIM_RERANKING.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SAME = {
     "--model-draft": "-md",
     "--spec-draft-n-max": "--spec-draft-n-max",
     "--spec-draft-n-min": "--spec-draft-n-min",
+    "--pooling": "--pooling",
 }
 """Options that have a value, and what they are called here."""
 FLAGS = {"--slots": "--slots", "--no-slots": "--no-slots", "--no-ui": "--no-ui"}
@@ -46,6 +48,8 @@ WITHOUT_EFFECT = {
     "--no-cache-idle-slots",
     "--swa-full",
     "--backend_sampling",
+    "--embedding",
+    "--reranking",
 }
 """What is always so here, or makes no difference."""
 VALUES_WITHOUT_EFFECT = {
@@ -112,7 +116,11 @@ def main() -> None:
     """Become the server."""
     try:
         never = os.environ.get("SHIM_NEVER", "").split()
-        arguments = translated(sys.argv[1:], os.environ["SHIM_MODEL"], never)
+        model = os.environ["SHIM_MODEL"]
+        for kind in ("embedding", "reranking"):
+            if f"--{kind}" in sys.argv:
+                model, never = os.environ[f"SHIM_{kind.upper()}"], []
+        arguments = translated(sys.argv[1:], model, never)
     except ValueError as error:
         sys.exit(f"shim: {error}")
     os.execv(sys.executable, [sys.executable, "-m", "localkv", *arguments])
