@@ -191,7 +191,6 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("static_assets", "it asks for the service worker and the files of llama.cpp's own page"),
     ("slot_restore_legacy", "it rewrites the bytes of llama.cpp's files of states"),
     ("on_multimodal|without_mmproj", "models with images are not there"),
-    ("metrics_embedding_prompt", "metrics count tokens of texts that are written only"),
     (
         "embedding_error_prompt_too_long",
         "a text that is too long is refused in the words for prompts that are, and never for the "
