@@ -325,6 +325,9 @@ class Engine:
             if not self.slot.is_taken_by(text):
                 self.slot.truncate(0)
                 self.slot.take(text)
+                if self.sequence.length not in (0, parts[number][0]):  # another text's rows
+                    self.slot.truncate(0)
+                    self.slot.take(text, reuses=False)
             for start, end in parts[:number]:
                 if self.sequence.length > start:
                     continue

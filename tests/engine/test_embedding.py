@@ -85,6 +85,19 @@ def test_a_stream_goes_on_after_an_embedding(llm: LLM) -> None:
     assert "".join([*pieces, *stream]) == whole
 
 
+def test_logits_of_a_text_that_is_kept(tiny_model: Path) -> None:
+    model = LLM(tiny_model, n_ctx=1024, n_batch=32)
+    ids = model.tokenize("Once upon a time there was a fox. " * 20)[:120]
+
+    def logits() -> np.ndarray:
+        return np.concatenate([np.array(part) for part in model.engine.logit_batches(ids)])
+
+    want = logits()
+    model.complete(ids, max_tokens=3)
+    model.complete("The owl", max_tokens=3)
+    np.testing.assert_array_equal(logits(), want)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"n_parallel": 2}, {"cache_type_k": "q8_0", "kv_tail": 16}, {"n_ctx": 128}]
 )
