@@ -14,7 +14,9 @@ f16 as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from localkv.errors import UsageError
 from localkv.option_checks import unknown_name
@@ -36,6 +38,83 @@ MIXED = "mixed"
 
 MOST_EXACT = 1 << 20
 """The most tokens of `CacheConfig.kv_tail` and of `kv_sink`."""
+
+
+ROPE_SCALINGS = ("none", "linear", "yarn")
+"""Values of `--rope-scaling`."""
+
+
+@dataclass(frozen=True)
+class RopeOptions:
+    """RoPE in place of what a model's file says; llama.cpp has options of these names.
+
+    None leaves what the file says. So do 0 for a base, a scale or a context, and negative numbers
+    for YaRN's factors and betas: they are llama.cpp's defaults.
+
+    Attributes:
+        rope_scaling: "none", "linear" or "yarn".
+        rope_scale: how many times the trained context the scaled one is.
+        rope_freq_base: base of the frequencies.
+        rope_freq_scale: 1 / `rope_scale`.
+        yarn_orig_ctx: tokens of context before scaling.
+        yarn_ext_factor: how much frequencies that turn often are kept; 0 scales all alike.
+        yarn_attn_factor: factor on cos and sin where `yarn_ext_factor` is 0.
+        yarn_beta_slow, yarn_beta_fast: turns within the original context below which a frequency
+            is scaled, and above which it is kept.
+    """
+
+    rope_scaling: str | None = None
+    rope_scale: float | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_beta_fast: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rope_scaling is not None and self.rope_scaling not in ROPE_SCALINGS:
+            raise unknown_name("unknown RoPE scaling", self.rope_scaling, ROPE_SCALINGS)
+        if self.rope_scale and self.rope_freq_scale:
+            raise UsageError(
+                "--rope-scale and --rope-freq-scale both scale positions",
+                hint="leave out one of them; --rope-scale N is --rope-freq-scale 1/N",
+            )
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> RopeOptions:
+        """The arguments of `LLM` that are options of RoPE."""
+        return cls(**{one.name: arguments.get(one.name) for one in fields(cls)})
+
+    @property
+    def keys(self) -> dict[str, tuple[str, Any]]:
+        """What replaces a file's keys: the option and the value, by the part of the key after the
+        architecture's name."""
+        found: dict[str, tuple[str, Any]] = {}
+        for key, name in _ROPE_KEYS.items():
+            value = getattr(self, name)
+            is_set = value is not None and (not key.startswith(_YARN) or not value < 0)
+            if is_set and (value or key.startswith(_YARN)):
+                found[key] = name, value
+        if self.rope_freq_scale:
+            found["rope.scaling.factor"] = "rope_freq_scale", 1 / self.rope_freq_scale
+        if "rope.freq_base" in found:  # Hunyuan's files give a factor on the base
+            found["rope.scaling.alpha"] = "rope_freq_base", 0.0
+        return found
+
+
+_YARN = "rope.scaling.yarn_"
+_ROPE_KEYS = {
+    "rope.scaling.type": "rope_scaling",
+    "rope.scaling.factor": "rope_scale",
+    "rope.freq_base": "rope_freq_base",
+    "rope.scaling.original_context_length": "yarn_orig_ctx",
+    **{
+        f"{_YARN}{name}": f"yarn_{name}"
+        for name in ("ext_factor", "attn_factor", "beta_slow", "beta_fast")
+    },
+}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import ACTIVATIONS, FIT, CacheConfig, KVScales
+from localkv.config import ACTIVATIONS, FIT, CacheConfig, KVScales, RopeOptions
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -1111,6 +1111,11 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
+        rope_scaling, rope_scale, rope_freq_base, rope_freq_scale, yarn_orig_ctx, yarn_ext_factor,
+            yarn_attn_factor, yarn_beta_slow, yarn_beta_fast: RoPE instead of what the file says
+            (`RopeOptions`, with llama.cpp's names and defaults). Qwen 3 has a context of 131,072
+            tokens with "yarn", 4 and a `yarn_orig_ctx` of 32768. Layers with a window keep what
+            the file says. A KV profile can't be used with them.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
         cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.
@@ -1190,6 +1195,15 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         n_cache_bytes: int | None = None,
         step_ms: float | None = None,
         exact: bool = True,
+        rope_scaling: str | None = None,
+        rope_scale: float | None = None,
+        rope_freq_base: float | None = None,
+        rope_freq_scale: float | None = None,
+        yarn_orig_ctx: int | None = None,
+        yarn_ext_factor: float | None = None,
+        yarn_attn_factor: float | None = None,
+        yarn_beta_slow: float | None = None,
+        yarn_beta_fast: float | None = None,
         override_pre: str | None = None,
         draft_model: str | os.PathLike[str] | None = None,
         cache_type_k_draft: str = CacheConfig.type_k,
@@ -1209,6 +1223,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         others = {"complete, stream and chat": STREAM_OPTIONS, "chat": CHAT_OPTIONS}
         check_options(unknown, keywords(LLM.__init__), others)
         check_types(LLM.__init__, locals())
+        rope = RopeOptions.of(locals())
         self.warnings: list[str] = []
         backend = select_backend(device, k_before_rope=k_before_rope)
         if k_before_rope:
@@ -1239,7 +1254,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         check_head(drafter != "mtp" or not backend.records, "on a GPU none is run yet")
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
-        self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
+        self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap).with_rope(rope)
         self.config: ModelSpec = checked_spec(self.gguf)
         has_head = self.config.prediction is not None
         is_free = spec is None and draft_model is None

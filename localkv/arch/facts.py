@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from localkv.arch.spec import LayerSpec, NormSpec, PredictionSpec, RopeSpec
+from localkv.config import ROPE_SCALINGS
 from localkv.errors import ModelFileError
 
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-SCALINGS = ("none", "linear", "yarn")
 
 
 class Keys(Protocol):
@@ -233,7 +233,7 @@ class Facts:
         if n_dims > head_dim or n_dims % 2:
             raise ModelFileError(f"RoPE can't rotate {n_dims} channels of a head of {head_dim}")
         scaling = self.keys.string(self.key("rope.scaling.type"), default="linear")
-        known = (*SCALINGS, "longrope") if long_divisors else SCALINGS
+        known = (*ROPE_SCALINGS, "longrope") if long_divisors else ROPE_SCALINGS
         if scaling not in known:
             raise ModelFileError(
                 f"RoPE scaling {scaling!r} is not supported", hint=f"supported: {', '.join(known)}"

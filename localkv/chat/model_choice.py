@@ -24,7 +24,7 @@ from localkv.cache.profile import (
 from localkv.chat.engine import EngineOptions
 from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache
-from localkv.config import USUAL_PAIRS, CacheConfig
+from localkv.config import USUAL_PAIRS, CacheConfig, RopeOptions
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.loader.chat_template import chat_template_from_metadata
 from localkv.loader.chosen_cache import AUTO, model_profile, profile_path
@@ -76,7 +76,8 @@ class Models:
         arguments = options.arguments
         if had.n_ctx is None or arguments.get("n_ctx") is not None or arguments.get("kv_budget"):
             return None
-        n_trained = checked_spec(open_gguf(options.model)).n_ctx_train
+        gguf = open_gguf(options.model).with_rope(RopeOptions.of(arguments))
+        n_trained = checked_spec(gguf).n_ctx_train
         n_ctx = had.n_ctx
         if Path(had.model).name != Path(options.model).name:
             n_ctx = min(n_ctx, n_trained)
@@ -155,7 +156,8 @@ class Models:
             UsageError: the model can't have this cache, or has no chat template.
             DoesNotFitError: there is not enough memory.
         """
-        header, arguments = open_gguf(options.model), options.arguments
+        arguments = options.arguments
+        header = open_gguf(options.model).with_rope(RopeOptions.of(arguments))
         if options.chat_template is None and chat_template_from_metadata(header.metadata) is None:
             raise UsageError(
                 f"{printable(Path(options.model).name)} has no chat template",
@@ -236,7 +238,8 @@ def _memory(
     cache = budgeted.cache(cache, config)
     profile = arguments.get("kv_profile")
     if profile is not None:
-        profile = model_profile(open_gguf(header.path), profile)
+        gguf = open_gguf(header.path).with_rope(RopeOptions.of(arguments))
+        profile = model_profile(gguf, profile)
     if cache.n_ctx == 0:
         cache = replace(cache, n_ctx=config.n_ctx_train)
     n_batch = arguments.get("n_batch") or 512

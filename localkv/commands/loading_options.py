@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,16 @@ from localkv.commands.options import (
     preset_or_given,
 )
 from localkv.commands.parsing import FILE, Choice, Option, Whole, byte_size_of
-from localkv.config import ACTIVATIONS, FIT, KV_ROTATIONS, MOST_EXACT, PRESETS, CacheConfig
+from localkv.config import (
+    ACTIVATIONS,
+    FIT,
+    KV_ROTATIONS,
+    MOST_EXACT,
+    PRESETS,
+    ROPE_SCALINGS,
+    CacheConfig,
+    RopeOptions,
+)
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
 from localkv.errors import ModelFileError, UsageError
 from localkv.quant_formats import FORMER_NAMES, KV_FORMATS, WHY_RENAMED
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile
 
 _SPEED = Panel("Speed")
+_CONTEXTS = Panel("Longer contexts")
 _CACHE_TYPE = Choice(tuple(KV_FORMATS), False, FORMER_NAMES, WHY_RENAMED)
 
 
@@ -210,7 +221,70 @@ def loading_options(
             default=True,
             help="Map the model's file, or read it into memory.  [default: mmap]",
         ),
+        *rope_options(),
         override_pre_option(),
+    ]
+
+
+def rope_options() -> list[click.Parameter]:
+    """RoPE instead of what the file says: the fields of `RopeOptions`."""
+
+    def number(name: str, llama_env: str, help_text: str) -> Option:
+        return _CONTEXTS.option(
+            f"--{name}", llama_env=llama_env, type=float, metavar="N", help=help_text
+        )
+
+    return [
+        _CONTEXTS.option(
+            "--rope-scaling",
+            llama_env="ROPE_SCALING_TYPE",
+            type=Choice(ROPE_SCALINGS, case_sensitive=False),
+            metavar="HOW",
+            help="How RoPE's positions are scaled: none, linear, or yarn. [default: as the file "
+            "says, else linear]",
+        ),
+        number(
+            "rope-scale",
+            "ROPE_SCALE",
+            "Scale RoPE for a context N times as long. [default: as the file says]",
+        ),
+        number(
+            "rope-freq-base",
+            "ROPE_FREQ_BASE",
+            "The base of RoPE's frequencies. [default: as the file says]",
+        ),
+        number("rope-freq-scale", "ROPE_FREQ_SCALE", "The same as --rope-scale 1/N."),
+        _CONTEXTS.option(
+            "--yarn-orig-ctx",
+            llama_env="YARN_ORIG_CTX",
+            type=Whole(0),
+            help="YaRN: the model's context before it is scaled. [default: as the file says, else "
+            "what it was trained with]",
+        ),
+        number(
+            "yarn-ext-factor",
+            "YARN_EXT_FACTOR",
+            "YaRN: how much of the frequencies that turn often is kept; 0 scales all alike. "
+            "[default: as the file says, else 1 with yarn]",
+        ),
+        number(
+            "yarn-attn-factor",
+            "YARN_ATTN_FACTOR",
+            "A factor on cos and sin where nothing is kept (--yarn-ext-factor 0). [default: as the "
+            "file says, else 1]",
+        ),
+        number(
+            "yarn-beta-slow",
+            "YARN_BETA_SLOW",
+            "YaRN: frequencies with fewer turns in the original context are scaled. [default: as "
+            "the file says, else 1]",
+        ),
+        number(
+            "yarn-beta-fast",
+            "YARN_BETA_FAST",
+            "YaRN: frequencies with more turns in the original context are kept. [default: as the "
+            "file says, else 32]",
+        ),
     ]
 
 
@@ -258,8 +332,10 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             "others",
             hint="leave it out, or compare with --device reference, which is slow",
         )
+    rope = RopeOptions.of(values)
     return {
         **{name: values[name] for name in _AS_NAMED},
+        **asdict(rope),
         **window_arguments(values),
         "k_before_rope": values["kv_k_before_rope"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
@@ -392,6 +468,7 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
         bits = preset_bits(preset)
         if name is None:
             usable = bits < _F16 and not values["kv_k_before_rope"]
+            usable = usable and not RopeOptions.of(values).keys
             name = _found(model) if usable else None
         if name is None:
             return {}

@@ -98,7 +98,6 @@ _FORMAT = (
     "figures"
 )
 _NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
-_ROPE = "RoPE is scaled as the model file says; its settings can't be overridden"
 _HF_ONLY = "-hf ORG/REPO takes a model from Hugging Face; download any other and give its path"
 _NO_ADAPTER = "adapters can't be applied at load; merge them into the model file first"
 
@@ -175,9 +174,6 @@ FOREIGN_FLAGS = (
     # the model
     _refused("--lora --lora-scaled --control-vector --control-vector-scaled", _NO_ADAPTER, 1),
     _refused("--control-vector-layer-range", _NO_ADAPTER, 2),
-    _refused("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", _ROPE, 1),
-    _refused("--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor", _ROPE, 1),
-    _refused("--yarn-beta-slow --yarn-beta-fast", _ROPE, 1),
     _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
     # servers and embeddings
     _refused("--port --host --api-key --api-key-file -a --alias", _SERVER, 1),

@@ -359,7 +359,8 @@ def check_model(file: StateFile, ours: Mapping[str, str]) -> None:
     if "rope" in differ:
         raise file.refused(
             "its keys were rotated by other RoPE parameters",
-            hint="some models choose them by the context: use the same -c as when it was saved",
+            hint="use the options for RoPE that it was saved with (--rope-scale and others), and "
+            "the same -c, by which some models choose them",
         )
     if "smoothing" in differ:
         raise file.refused(

@@ -86,6 +86,15 @@ def model_profile(gguf: GGUFFile, name: str | os.PathLike[str]) -> KVProfile:
     return profile
 
 
+def _check_rope(gguf: GGUFFile) -> None:
+    if gguf.metadata.of_file is not None:
+        raise UsageError(
+            "KV profiles are measured with the RoPE that the model's file says, and options change "
+            "it",
+            hint="leave out --kv-profile and --kv-bits, or --rope-scale and others",
+        )
+
+
 def profile_path(model: str | os.PathLike[str]) -> Path | None:
     """The file of the profile of a model's file, if there is one."""
     return find_profile(open_gguf(model))
@@ -230,8 +239,11 @@ def chosen_cache(
         n_batch: most tokens of a batch.
 
     Raises:
-        UsageError: a file can't be read, or the model can't be kept in these types.
+        UsageError: a file can't be read, the model can't be kept in these types, or there is a
+            profile, and options change RoPE.
     """
+    if profile is not None:
+        _check_rope(gguf)
     if profile is not None and not isinstance(profile, KVProfile):
         profile = model_profile(gguf, profile)
     found = profiled(

@@ -17,7 +17,8 @@ from typing import Final, Literal, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from localkv.errors import ModelFileError, quoted
+from localkv.config import RopeOptions
+from localkv.errors import ModelFileError, UsageError, quoted
 from localkv.loader.gguf_header import LazyArray, Strings
 
 _INT31, _INT32 = (1 << 31) - 1, (1 << 32) - 1
@@ -191,7 +192,12 @@ class Metadata(Mapping[str, object]):
     Args:
         values: the decoded values; a value may be an array that is still to be decoded.
         source: the file, for error messages.
+
+    Attributes:
+        of_file: what the file says, where `with_rope` replaced keys of it; else None.
     """
+
+    of_file: Metadata | None = None
 
     def __init__(self, values: Mapping[str, object], source: str = "metadata") -> None:
         self._values = dict(values)
@@ -212,6 +218,28 @@ class Metadata(Mapping[str, object]):
 
     def __repr__(self) -> str:
         return f"<Metadata of {self._source}: {len(self)} keys>"
+
+    def with_rope(self, options: RopeOptions) -> Metadata:
+        """The metadata with keys of RoPE replaced; itself if no option is set.
+
+        Raises:
+            UsageError: a value is out of the key's range.
+        """
+        if not (keys := options.keys):
+            return self
+        prefix = self.string("general.architecture")
+        for key, (option, value) in keys.items():
+            if not isinstance(value, str) and not range_of(f"{prefix}.{key}").holds(value):
+                given = getattr(options, option)
+                flag = f"--{option.replace('_', '-')}"
+                raise UsageError(
+                    f"{flag} {given} is out of range: {key} would be {value:g}, "
+                    f"expected {range_of(f'{prefix}.{key}')}"
+                )
+        values = {f"{prefix}.{key}": value for key, (_, value) in keys.items()}
+        changed = Metadata({**self._values, **values}, self._source)
+        changed.of_file = self
+        return changed
 
     def require(self, key: str) -> None:
         """Raise what a getter without a default does if the key is missing."""

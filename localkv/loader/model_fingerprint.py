@@ -47,13 +47,13 @@ ARCHITECTURE = "general.architecture"
 
 def model_fingerprint(gguf: GGUFFile) -> str:
     """32 hexadecimal digits over `model_hash` and what the file says of the architecture: sizes,
-    RoPE, norms, windows. Names, templates and the tokenizer are not part of it, nor are bytes of
-    large tensors between the samples.
+    RoPE, norms, windows. Options that replace these, names, templates and the tokenizer are not
+    part of it, nor are bytes of large tensors between the samples.
 
     Raises:
         ModelFileError: a tensor can't be read.
     """
-    metadata = gguf.metadata
+    metadata = gguf.metadata.of_file or gguf.metadata
     prefix = f"{metadata.string(ARCHITECTURE)}."
     found = hashlib.sha256(model_hash(gguf).encode())
     for key in sorted(metadata):

@@ -6,12 +6,13 @@ The architecture's family makes a `ModelSpec` of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from localkv.errors import ModelFileError, UsageError, counted, printable
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.metadata import Metadata
@@ -67,7 +68,56 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
     _check_blocks(gguf, name)
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
     title = gguf.metadata.string("general.name", default=gguf.path.stem)
-    return ARCHS[name](Facts(name, title, gguf.metadata, shapes))
+    spec = ARCHS[name](Facts(name, title, gguf.metadata, shapes))
+    if gguf.metadata.of_file is None:
+        return spec
+    return _with_rope(spec, ARCHS[name](Facts(name, title, gguf.metadata.of_file, shapes)))
+
+
+_LONGEST = (1 << 31) - 1
+
+
+def _with_rope(spec: ModelSpec, of_file: ModelSpec) -> ModelSpec:
+    """A model whose RoPE options replace: layers with a window keep the file's, as in llama.cpp.
+
+    Scaling that differs from the file's makes the trained context longer.
+
+    Raises:
+        UsageError: no layer that sees everything has RoPE.
+    """
+    layers = [
+        theirs if _has_window(layer) else layer
+        for layer, theirs in zip(spec.layers, of_file.layers, strict=True)
+    ]
+    ropes = [getattr(layer.mixer, "rope", None) for layer in layers if not _has_window(layer)]
+    rope = next((rope for rope in ropes if rope is not None), None)
+    if rope is None:
+        raise UsageError(
+            f"{printable(spec.name)} has no RoPE that options could change",
+            hint="leave out --rope-scale and others",
+        )
+    trained = of_file.n_ctx_train
+    before = next(
+        theirs.mixer.rope.factor  # type: ignore[union-attr]
+        for theirs in of_file.layers
+        if not _has_window(theirs) and getattr(theirs.mixer, "rope", None) is not None
+    )
+    if rope.factor != before:
+        is_yarn = rope.scaling == "yarn"
+        longer = (
+            rope.original_context_length * rope.factor
+            if is_yarn
+            else trained * rope.factor / before
+        )
+        trained = min(max(1, round(longer)), _LONGEST)
+    prediction = spec.prediction
+    if prediction is not None and _has_window(prediction.layer):
+        prediction = of_file.prediction
+    return replace(spec, layers=tuple(layers), prediction=prediction, n_ctx_train=trained)
+
+
+def _has_window(layer: LayerSpec) -> bool:
+    return isinstance(layer.mixer, AttentionSpec) and layer.mixer.params.window > 0
 
 
 def _check_blocks(gguf: ModelHeader, architecture: str) -> None:

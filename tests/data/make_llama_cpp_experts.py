@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as lib
 import numpy as np
@@ -22,14 +23,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.expert_models import EXPERT_MODELS, IDS, N_VOCAB, SHOWN
 
 
-def logits(path: Path) -> np.ndarray:
-    """float32 [len(IDS), N_VOCAB], through an f16 cache, in one batch."""
+def logits(path: Path, **changed: Any) -> np.ndarray:
+    """float32 [len(IDS), N_VOCAB], through an f16 cache, in one batch.
+
+    Args:
+        changed: fields of `llama_context_params`.
+    """
     model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
     assert model, path.name
     params = lib.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 512
     params.n_threads = params.n_threads_batch = 2
     params.n_outputs_max = 512
+    for name, value in changed.items():
+        setattr(params, name, value)
     context = lib.llama_init_from_model(model, params)
     batch = lib.llama_batch_init(len(IDS), 0, 1)
     batch.n_tokens = len(IDS)

@@ -15,6 +15,7 @@ from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cache.pages import PagePool
 from localkv.config import KVScales
 from localkv.kernels.backend import Backend
+from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.layouts import with_attention
@@ -107,7 +108,7 @@ def run_together(
 
 
 def logits(
-    path: Path, backend: Backend, ids: list[int], types: str, chunk: int = 512
+    path: Path | GGUFFile, backend: Backend, ids: list[int], types: str, chunk: int = 512
 ) -> np.ndarray:
     model, unused = load_model(path, backend)
     assert unused == []
