@@ -207,7 +207,7 @@ def test_it_counts(server: RunningServer) -> None:
 def test_an_endpoint(tree: Tree) -> None:
     dialect, app = "localkv/server/dialects/llama_server.py", "localkv/server/app.py"
     tree.add(dialect, f"{COUNT}\n\n", before="@takes(ChatBody)\nasync def apply_template")
-    tree.add(app, "    count_ids,\n", before="    detokenize,\n    metrics")
+    tree.add(app, "    count_ids,\n", before="    detokenize,\n    infill")
     tree.add(app, '    ("/count", POST, count_ids),\n', before='    ("/detokenize", POST')
     row = "| `POST /count` | localkv | how many ids a list has |\n"
     tree.add("docs/server-apis.md", row, before="| `GET /props`")
