@@ -36,7 +36,7 @@ DRAFT = ROOT / "models" / "tales-draft-Q8_0.gguf"
 SHIM = ROOT / "tests" / "server" / "llama_server_shim.py"
 PLUGIN = "llama_tests_plugin"
 N_POSITIONS = 512
-"""Of the encoders: as many as bge-small and jina-reranker-v1-tiny are asked for."""
+"""Positions of the encoders, as many as bge-small has."""
 FILES = (
     "basic",
     "chat_completion",
@@ -58,7 +58,7 @@ FILES = (
 )
 """The files that are about text; the others are about what this server does not do."""
 INFILL = {"fim_pre": "<|system|>", "fim_suf": "<|user|>", "fim_mid": "<|assistant|>"}
-"""Which tokens count as those around a gap, where one is to be filled in."""
+"""Tokens that count as the ones around a gap, where one is to be filled in."""
 ENDING = ("ignore_eos",)
 """Files in which texts may end by themselves."""
 
@@ -98,7 +98,7 @@ PAGE = """# llama.cpp's tests of its server
 
 llama.cpp tests llama-server with pytest. `benchmarks/llama_server_tests.py` runs these tests
 against `localkv serve`: a program stands in for llama-server and starts localkv with the same
-options, for each test anew. The model that ships answers, and small random encoders make embeddings
+options, for each test. The model that ships answers, and small random encoders make embeddings
 and scores, so what the tests expect of the texts, token counts and scores of their own models is
 relaxed, and control tokens, which end texts, are never drawn, as that model does not draw them;
 everything else has to be as they say. Tests that are marked slow are left out: they download
@@ -110,7 +110,7 @@ Not about this server are the files on kv_keep_only_active, lora, mcp_servers, p
 stream, systemone, tools_builtin, vision_api and compat_gcp. The tests of infill ask the same model,
 whose tokens for a system, a user and an assistant count as those around a gap."""
 
-REST = """Those that do not pass want what is not there (images, shifted contexts, tools that the
+REST = """Tests that do not pass want what is not there (images, shifted contexts, tools that the
 server runs, files and aids of llama.cpp's own), or what is meant to be otherwise here."""
 
 RELAXED: tuple[tuple[str, str], ...] = (

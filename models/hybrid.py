@@ -132,7 +132,7 @@ class HybridBlock(nn.Module):
 
 
 class DeltaBlock(HybridBlock):
-    """Whose mixer is a gated delta net."""
+    """A layer with a gated delta net."""
 
     def __init__(self, shape: HybridShape) -> None:
         super().__init__(shape)

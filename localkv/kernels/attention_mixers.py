@@ -178,7 +178,7 @@ def norm_heads(run: Callable[[Array, Norm], Array], x: Array, norm: Norm) -> Arr
 
 SMALL_PRODUCT, KEYS_AT_ONCE = 1 << 18, 128
 """Multiplications of a product that OpenBLAS does on the thread that asks for it: its own threads
-would take several times as long, and heed no `-t`. Keys come so many at a time."""
+would take several times as long, and heed no `-t`. As many keys are read at a time."""
 
 
 def attend_texts(
