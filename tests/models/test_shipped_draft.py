@@ -23,8 +23,9 @@ def test_it_drafts_exactly() -> None:
     prompt = llm.chat_prompt([{"role": "user", "content": "Tell me a story about a fox."}])
     assert llm.engine.draft is not None
     pace = llm.engine.draft.pace
-    pace.may_draft, pace.worthy = lambda *_: True, len  # whatever the machine is busy with
-    pace.guessing = lambda most, *_: Guessing(min(most, 4), 1024, 0.0, (), (1.0,), (0.0,) * 4)
+    pace.may_draft = lambda *_: True  # whatever the machine is busy with
+    pace.worthy = lambda found, *_: [len(guesses) for guesses in found]
+    pace.guessing = lambda most, *_, **__: Guessing(min(most, 4), 1024, 0.0, (), (1.0,), (0.0,) * 4)
     for temperature in (0.0, 0.8):
         texts = {}
         for spec in ("none", "draft"):
