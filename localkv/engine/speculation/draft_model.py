@@ -539,7 +539,7 @@ class DraftPace(Pace):
         self._should_pay = True
 
     def shared_by(self, n_texts: int) -> None:
-        """So many texts share the next step: a token that a text is spared saves a step's share."""
+        """`n_texts` texts share the next step: a token that a text is spared saves its share."""
         if n_texts != self._n_texts:
             self._n_texts, self._guessing = n_texts, None
 

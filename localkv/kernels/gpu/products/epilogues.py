@@ -93,7 +93,7 @@ def between(x, most):
 
 @triton.jit
 def silu_limited(gate, up, numbers):
-    """Values of SiLU are limited, as are those of up; see `MlpSpec.limit`."""
+    """The values of SiLU and of up are limited; see `MlpSpec.limit`."""
     return at_most(silu(gate, ()), numbers[0]) * between(up, numbers[0])
 
 
