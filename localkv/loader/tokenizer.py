@@ -989,7 +989,7 @@ def unigram_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callabl
         tokenizer = FastTokenizer(Unigram(scored, unk_id, False))
         if normalizer.charsmap:
             tokenizer.normalizer = Precompiled(normalizer.charsmap)
-    except Exception as error:
+    except Exception as error:  # the library raises nothing more precise
         raise ModelFileError(
             f"the tokenizer is malformed: {' '.join(str(error).split())}"
         ) from None

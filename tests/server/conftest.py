@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
 from localkv.server.request_record import RequestRecord, current
+from support.encoder_models import write_encoder
 from support.server import RunningServer
 
 
@@ -24,6 +26,22 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """OpenAI's client of it."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `bert.gguf`, an encoder, and `bert-rank.gguf`, a reranker."""
+    folder = tmp_path_factory.mktemp("encoders")
+    for name in ("bert", "bert-rank"):
+        write_encoder(name, folder / f"{name}.gguf")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(files: Path) -> Iterator[RunningServer]:
+    running = RunningServer("-a", "bert", model=files / "bert.gguf").wait()
+    yield running
+    assert running.stop() == 0
 
 
 @pytest.fixture

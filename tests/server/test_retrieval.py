@@ -7,7 +7,7 @@ langchain and LlamaIndex are not installed for development: 21 and 44 packages c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +17,6 @@ import openai
 import pytest
 
 from localkv import LLM
-from support.encoder_models import write_encoder
 from support.paths import ROOT
 from support.server import RunningServer
 
@@ -36,21 +35,6 @@ N_FOUND = 5
 
 Search = Callable[[str], list[str]]
 """From a text to the `N_FOUND` parts that are most like it, the most alike first."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("retrieval")
-    for name in ("bert", "bert-rank"):
-        write_encoder(name, folder / f"{name}.gguf")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encoder(files: Path) -> Iterator[RunningServer]:
-    running = RunningServer("-a", "bert", model=files / "bert.gguf").wait()
-    yield running
-    assert running.stop() == 0
 
 
 def with_openai(url: str, parts: Sequence[str]) -> Search:

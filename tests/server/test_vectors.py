@@ -14,25 +14,9 @@ import openai
 import pytest
 
 from localkv import LLM
-from support.encoder_models import write_encoder
 from support.server import SHIPPED_MODEL, RunningServer
 
 TEXTS = ["the fox ran home", "the red drum", "lost"]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vectors")
-    for name in ("bert", "bert-rank"):
-        write_encoder(name, folder / f"{name}.gguf")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encoder(files: Path) -> Iterator[RunningServer]:
-    running = RunningServer("-a", "bert", model=files / "bert.gguf").wait()
-    yield running
-    assert running.stop() == 0
 
 
 @pytest.fixture(scope="module")
