@@ -117,7 +117,7 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 
 figures: .venv/.dev
-	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
+	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/cache-costs.md docs/cache-methods.md
 	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB --device cuda --plot docs/plan.svg
 	$(BIN)/python -c 'import json; print(json.load(open("$(STORIES)"))["text"])' >.venv/stories.txt
 	$(BIN)/localkv perplexity -m $(MODEL) -f .venv/stories.txt --calibrate-kv .venv/scales.json

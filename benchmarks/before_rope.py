@@ -4,7 +4,7 @@
 
 The divergence of predictions from those with an f16 cache, with K alone in a `nuq` type and
 codebooks of normal numbers, by the reference backend; "smoothed" as `localkv calibrate` does it.
-Prints the Markdown table of docs/kv-cache.md.
+Prints the Markdown table of docs/cache-methods.md.
 """
 
 from __future__ import annotations

@@ -77,7 +77,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw KLD over bits per value")
     parser.add_argument(
-        "--insert", type=Path, metavar="PAGE", help="put short tables in a page, between its marks"
+        "--insert",
+        type=Path,
+        nargs="+",
+        metavar="PAGE",
+        help="put short tables in pages, between their marks",
     )
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="a few caches on hardly any text")

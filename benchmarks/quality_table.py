@@ -338,14 +338,16 @@ def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def insert_tables(report: Report, page: Path) -> None:
-    """Put the tables between the marks of a page."""
-    text = page.read_text()
+def insert_tables(report: Report, pages: Sequence[Path]) -> None:
+    """Put each table between its marks, in the page that has them."""
+    texts = {page: page.read_text() for page in pages}
     for name, make in TABLES.items():
         begin, end = (mark.format(name) for mark in (BEGIN, END))
-        before, found, rest = text.partition(begin)
-        _, found_end, after = rest.partition(end)
-        if not (found and found_end):
-            raise SystemExit(f"{page}: no {begin} with {end}")
-        text = "\n".join([before + begin, "", *make(report), "", end + after])
-    page.write_text(text)
+        page = next((page for page, text in texts.items() if begin in text and end in text), None)
+        if page is None:
+            raise SystemExit(f"{', '.join(map(str, pages))}: no {begin} with {end}")
+        before, _, rest = texts[page].partition(begin)
+        after = rest.partition(end)[2]
+        texts[page] = "\n".join([before + begin, "", *make(report), "", end + after])
+    for page, text in texts.items():
+        page.write_text(text)

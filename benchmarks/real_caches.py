@@ -1,7 +1,7 @@
 """What cache types cost two published models in quality, and what each costs in bits.
 
     python benchmarks/real_caches.py FOLDER --json benchmarks/results/real-caches.json
-    python benchmarks/real_caches.py --insert docs/kv-cache.md --plot docs/kv-cache-real.png
+    python benchmarks/real_caches.py --insert docs/cache-costs.md --plot docs/kv-cache-real.png
 
 FOLDER has the models' files, as `make real` fetches them (`.ci/real_models FOLDER`). Divergence
 (KLD) of every prediction from the model's with an f16 cache, by `localkv perplexity --sweep`: an

@@ -4,7 +4,7 @@ Nothing here computes, and nothing here imports torch: these are the values that
 in, that the user chooses, and that every layer above passes down unchanged.
 
 A preset is nothing but the two flags that it stands for, so that nobody has to know all names to
-begin. The pairs follow from figures: each is on the frontier of docs/kv-cache.md, where no other
+begin. The pairs follow from figures: each is on the frontier of docs/cache-costs.md, where no other
 pair of as few bits after 16,384 tokens has a smaller divergence on the worst of three models (the
 model that ships, and its twins with outliers in K); "speed" is so among pairs without a tail, which
 are read fastest. K has at least as many bits as V, since an error of K moves the softmax's weights

@@ -26,9 +26,9 @@ def test_presets_go_from_many_bits_to_few_and_k_never_has_fewer_than_v() -> None
 
 
 def table_of_costs() -> dict[str, tuple[float, bool, list[float]]]:
-    """What docs/kv-cache.md says of real models, by pair: bits at 16k, whether it has a tail, and
-    KLD of each model."""
-    page = (ROOT / "docs/kv-cache.md").read_text()
+    """What docs/cache-costs.md says of real models, by pair: bits at 16k, whether it has a tail,
+    and KLD of each model."""
+    page = (ROOT / "docs/cache-costs.md").read_text()
     table = page.partition("<!-- real cost table -->")[2].partition("<!-- end of real cost")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     heads, _, *cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)

@@ -69,7 +69,7 @@ def test_packed_caches_cost_what_the_documentation_says(
     """Presets are among them. None costs more than in llama.cpp."""
     type_k, type_v = pair.split("/")
     found = kld(program, model, "-ctk", type_k, "-ctv", type_v)
-    costs = stated("kv-cache.md", "real cost table", "KLD: SmolLM2 135M", "KLD: Gemma 3 270M")
+    costs = stated("cache-costs.md", "real cost table", "KLD: SmolLM2 135M", "KLD: Gemma 3 270M")
     assert found == pytest.approx(costs["/".join(dict.fromkeys((type_k, type_v)))][name], rel=0.1)
     if pair in by_llama_cpp["divergence"]:
         assert found < 1.05 * by_llama_cpp["divergence"][pair]
