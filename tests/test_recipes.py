@@ -247,7 +247,7 @@ assert generation_settings(SamplingParams(top_a=0.25))["top_a"] == 0.25
 def test_a_sampler(tree: Tree) -> None:
     tree.add(
         "localkv/sampling/params.py",
-        '    SamplerEntry("top_a", "a", lambda p: p.top_a > 0, ("top-a",), keeps_largest=True),\n',
+        '    SamplerEntry("top_a", "z", lambda p: p.top_a > 0, ("top-a",), keeps_largest=True),\n',
         before='    SamplerEntry("xtc"',
     )
     tree.add("localkv/sampling/samplers.py", f"{TOP_A}\n\n", before="def xtc(")

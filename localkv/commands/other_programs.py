@@ -166,10 +166,6 @@ FOREIGN_FLAGS = (
     # sampling
     _refused("--format --response-format --schema", _FORMAT, 1),
     _refused("--n-probs --top-logprobs", "localkv complete --json --logprobs N prints them", 1),
-    _refused("--mirostat", "--top-p, --min-p and --temp shape the distribution", 1, _FALSE),
-    _skipped("--mirostat-lr --mirostat-ent", "there is no Mirostat sampler", 1),
-    _refused("--adaptive-target", "there is no adaptive-p sampler", 1, _AUTO | {"-1.0"}),
-    _skipped("--adaptive-decay", "there is no adaptive-p sampler", 1),
     _skipped("-bs --backend-sampling", "tokens are always sampled on the CPU"),
     # the model
     _refused("--lora --lora-scaled --control-vector --control-vector-scaled", _NO_ADAPTER, 1),

@@ -43,12 +43,14 @@ class SamplerEntry:
 
     Attributes:
         name: what a chain calls it; its function has the same name.
-        letter: in a chain written by letters.
+        letter: in a chain written by letters; empty for one that is not part of chains, but runs in
+            place of the whole chain where it acts.
         acts: whether it can change anything with these parameters; one that cannot does not run.
         aliases: other names that the command line takes.
         keeps_largest: it neither drops the largest logit nor lets another one overtake it, so that
             a greedy draw can do without it.
         last_n: how many of the latest tokens it reads, -1 for the whole context.
+        is_last: it runs after the others, wherever a chain names it, since it decides the draw.
     """
 
     name: str
@@ -57,6 +59,7 @@ class SamplerEntry:
     aliases: tuple[str, ...] = ()
     keeps_largest: bool = False
     last_n: Callable[[SamplingParams], int] = _never
+    is_last: bool = False
 
     @property
     def function(self) -> Callable[[Candidates, SamplingParams, SamplerState], Candidates]:
@@ -95,22 +98,30 @@ SAMPLERS = (
         ("temp",),
         keeps_largest=True,
     ),
+    SamplerEntry(
+        "adaptive_p", "a", lambda p: p.adaptive_target >= 0, ("adaptive-p",), is_last=True
+    ),
+    SamplerEntry("mirostat", "", lambda p: p.mirostat > 0),
 )
-"""In the order of llama.cpp's default chain (`common_params_sampling::samplers`)."""
+"""In the order of llama.cpp's default chain (`common_params_sampling::samplers`), which leaves out
+adaptive_p: there `--adaptive-target` does nothing until `--samplers` names it as well."""
 
-SAMPLER_ORDER = tuple(entry.name for entry in SAMPLERS)
+SAMPLER_ORDER = tuple(entry.name for entry in SAMPLERS if entry.letter)
 SAMPLER_LETTERS = "".join(entry.letter for entry in SAMPLERS)
 
 
 def active_samplers(params: SamplingParams) -> tuple[SamplerEntry, ...]:
-    """The samplers that can change anything, in the order of the chain."""
+    """The samplers that can change anything, in the order in which they run."""
+    for entry in SAMPLERS:
+        if not entry.letter and entry.acts(params):
+            return (entry,)
     by_name = {entry.name: entry for entry in SAMPLERS}
-    chain = (by_name[name] for name in params.samplers)
-    return tuple(entry for entry in chain if entry.acts(params))
+    active = [by_name[name] for name in params.samplers if by_name[name].acts(params)]
+    return tuple(sorted(active, key=lambda entry: entry.is_last))
 
 
 _ALIASES = {alias: entry.name for entry in SAMPLERS for alias in entry.aliases}
-_LETTERS = {entry.letter: entry.name for entry in SAMPLERS}
+_LETTERS = {entry.letter: entry.name for entry in SAMPLERS if entry.letter}
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:
@@ -209,6 +220,10 @@ class SamplingParams:
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
             the DRY repetition penalty; multiplier 0 turns it off, and so does a last_n of 0; a
             last_n of -1 is the whole context.
+        adaptive_target, adaptive_decay: prefer tokens of about this probability, and the other way
+            round as far as the last ones were off; a target below 0 turns it off.
+        mirostat, mirostat_tau, mirostat_eta: 1 and 2 run the Mirostat of that version in place of
+            the chain, after the temperature; 0 turns it off.
         logit_bias: token id -> added to its logit, before all samplers; -inf bans the token.
         samplers: the chain, in this order; a sampler left out does not run.
 
@@ -289,6 +304,39 @@ class SamplingParams:
         _LAST_N,
         "--dry-penalty-last-n",
         help="Tokens that DRY looks back on, -1 for the whole context.",
+    )
+    adaptive_target: float = _number(
+        -1.0,
+        Range(-1.0, 1.0),
+        "--adaptive-target",
+        help="Prefer tokens of about this probability, after the other samplers; -1 for off.",
+    )
+    adaptive_decay: float = _number(
+        0.9,
+        Range(0.0, 0.99),
+        "--adaptive-decay",
+        help="How long it makes up for tokens that were off: some 1 / (1 - N) tokens.",
+    )
+    mirostat: int = _number(
+        0,
+        Range(0, 2),
+        "--mirostat",
+        help="1 or 2: Mirostat of that version, after --temp alone, in place of all other "
+        "samplers; 0 for off.",
+    )
+    mirostat_tau: float = _number(
+        5.0,
+        Range(0.0, 1e6),
+        "--mirostat-ent",
+        "--mirostat-tau",
+        help="The bits of surprise that Mirostat aims at.",
+    )
+    mirostat_eta: float = _number(
+        0.1,
+        Range(0.0, 1e6),
+        "--mirostat-lr",
+        "--mirostat-eta",
+        help="How fast Mirostat corrects itself.",
     )
     min_keep: int = _number(0, Range(0, 4096))
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
@@ -390,6 +438,11 @@ class SamplingOptions(TypedDict, total=False):
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int
+    adaptive_target: float
+    adaptive_decay: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     min_keep: int
     dry_sequence_breakers: tuple[str, ...]
     logit_bias: Mapping[int, float]

@@ -135,8 +135,11 @@ class Sampler:
         """
         ids, probabilities = self._distribution(logits)
         if len(ids) == 1 or np.count_nonzero(probabilities) == 1:
-            return int(ids[probabilities.argmax()]), ids, probabilities
-        token = int(ids[drawn(probabilities, self._state.random.random())])
+            at = int(probabilities.argmax())
+        else:
+            at = drawn(probabilities, self._state.random.random())
+        token = int(ids[at])
+        self._state.drew(token, at, probabilities)
         return token, ids, probabilities
 
     def candidates(self, logits: npt.NDArray[np.float32]) -> tuple[Ints, Floats]:

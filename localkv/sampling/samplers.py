@@ -167,7 +167,84 @@ def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState)
         spread = min(1.0, spread)  # but for rounding it is
         low, high = max(0.0, temp - params.dynatemp_range), temp + params.dynatemp_range
         temp = low + (high - low) * spread**params.dynatemp_exponent
+    return _divided(candidates, temp)
+
+
+def _divided(candidates: Candidates, temp: float) -> Candidates:
     if temp >= LEAST_TEMPERATURE:
         np.divide(candidates.logits, temp, out=candidates.logits)
         return candidates
     return only(candidates, candidates.logits.argmax(0, keepdims=True))
+
+
+_PEAK, _SHARPNESS, _WIDTH = 5.0, 10.0, 0.3
+
+
+def adaptive_p(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
+    """Prefers tokens of about the target's probability: a logit becomes `5 - 10 d * d / (1 + d)`
+    where the probability is 0.3 d away from it.
+
+    Adaptive-P (llama.cpp #17927). The target is moved to the other side by as much as the mean
+    probability of the text's tokens is off, in which a token counts `adaptive_decay` times as much
+    as the next one. At first the mean is the target.
+    """
+    target, decay = params.adaptive_target, params.adaptive_decay
+    total, weight = state.feedback or (target / (1 - decay), 1 / (1 - decay))
+    aim = min(max(2 * target - total / weight, 0.0), 1.0)
+    probabilities = softmax(candidates.logits)
+    before = probabilities.copy()
+    off = np.abs((probabilities - aim) / _WIDTH)
+    can_be = candidates.logits > -np.inf
+    np.copyto(candidates.logits, _PEAK - _SHARPNESS * off * off / (1 + off), where=can_be)
+    state.after = lambda at, _: (float(before[at]) + decay * total, 1 + decay * weight)
+    return candidates
+
+
+_MOST_RANKS = 100
+"""Tokens that Mirostat estimates the distribution by (llama.cpp's `m`)."""
+
+
+def mirostat(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
+    """Divides by the temperature, then keeps the likeliest tokens, so many that the surprise of the
+    text's tokens stays at about `mirostat_tau` bits (Basu et al. 2021).
+
+    Version 2 drops the tokens that would surprise by more than mu bits. Version 1 keeps k, for
+    which a distribution with the exponent of Zipf's law that the likeliest tokens have would
+    surprise by mu. After each token `mirostat_eta` times what its surprise was above tau is taken
+    off mu, which begins at 2 tau.
+    """
+    n_vocab, tau = len(candidates.ids), params.mirostat_tau
+    candidates = _divided(candidates, params.temperature)
+    (mu,) = state.feedback or (2 * tau,)
+    probabilities = softmax(candidates.logits)
+    if params.mirostat == 1:
+        top = probabilities[largest(probabilities, _MOST_RANKS)]
+        kept = largest(candidates.logits, _zipf_rank(np.sort(top[top > 0])[::-1], n_vocab, mu))
+    else:
+        with np.errstate(divide="ignore"):
+            kept = np.flatnonzero(-np.log2(probabilities) <= mu)
+        if not len(kept):
+            kept = largest(candidates.logits, 1)
+    eta = params.mirostat_eta
+    state.after = lambda at, found: (mu - eta * (-math.log2(found[at]) - tau),)
+    return only(candidates, kept)
+
+
+def _zipf_rank(top: Floats, n_vocab: int, mu: float) -> int:
+    """How many tokens Mirostat keeps: the paper's k.
+
+    Args:
+        top: the largest probabilities, float64 [n], descending, above 0.
+    """
+    n = len(top)
+    if n < 2:
+        return 1
+    ranks = np.log(np.arange(2, n + 1) / np.arange(1, n))
+    exponent = float(ranks @ -np.diff(np.log(top)) / (ranks @ ranks))
+    beyond, size = exponent - 1, math.log(n_vocab)
+    # (beyond * 2^mu / (1 - n_vocab^-beyond)) ^ (1 / exponent), by logarithms
+    scale = beyond / -math.expm1(-beyond * size) if abs(beyond) > 1e-9 else 1 / size
+    bits = mu * math.log(2) + math.log(scale)
+    if bits <= 0:
+        return 1
+    return n_vocab if bits >= exponent * size else int(math.exp(bits / exponent))

@@ -1,7 +1,8 @@
 """`SamplerState`: what samplers know of a text from token to token of one generation.
 
-That is the latest tokens, the random generator, and for DRY where the last sequence breaker is and
-which tokens repeat earlier ones.
+That is the latest tokens, the random generator, what samplers that correct themselves have learnt
+from the tokens that were drawn, and for DRY where the last sequence breaker is and which tokens
+repeat earlier ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localkv.sampling.candidates import Ints
+from localkv.sampling.candidates import Floats, Ints
 
 MOST_UNDONE = 256
 """Tokens that can be taken back, at least."""
@@ -38,12 +39,14 @@ class Snapshot(NamedTuple):
         random: state of the generator.
         runs: the repeats that are known there.
         breaker: how many tokens were searched for breakers, and where the last begins and ends.
+        feedback: what the drawn tokens have taught a sampler.
     """
 
     n_accepted: int
     random: Any
     runs: dict[tuple[int, int], tuple[int, Ints]]
     breaker: tuple[int, int, int]
+    feedback: tuple[float, ...] | None
 
 
 class SamplerState:
@@ -58,6 +61,10 @@ class SamplerState:
     Attributes:
         random: the generator.
         n_accepted: tokens of the text.
+        feedback: what the drawn tokens have taught the sampler that corrects itself, of which a
+            chain has at most one; None before the first.
+        after: what `feedback` will be, given the index of the candidate that is drawn and all
+            candidates' probabilities, float64 [n]. A sampler that corrects itself sets it.
     """
 
     def __init__(
@@ -75,10 +82,28 @@ class SamplerState:
         self.n_accepted = 0
         self._runs: dict[tuple[int, int], tuple[int, Ints]] = {}
         self._breaker = -1 - _MOST_CAUGHT_UP, -1, 0
+        self.feedback: tuple[float, ...] | None = None
+        self.after: Callable[[int, Floats], tuple[float, ...]] | None = None
+        self._drawn: tuple[int, tuple[float, ...]] | None = None
         self.random = np.random.Generator(np.random.PCG64(self._seed))
 
+    def drew(self, token: int, at: int, probabilities: Floats) -> None:
+        """Notes what a token teaches, if it becomes part of the text.
+
+        Args:
+            at: its index among the candidates.
+            probabilities: theirs, float64 [n].
+        """
+        if self.after is not None:
+            self._drawn, self.after = (token, self.after(at, probabilities)), None
+
     def accept(self, token: int) -> None:
-        """Adds a token to the text."""
+        """Adds a token to the text. One that was not drawn teaches nothing."""
+        if self._drawn is not None:
+            drawn, feedback = self._drawn
+            if token == drawn:
+                self.feedback = feedback
+            self._drawn = None
         self.n_accepted += 1
         if not self._n_kept:
             return
@@ -89,7 +114,8 @@ class SamplerState:
     def snapshot(self) -> Snapshot:
         """What `restore` comes back to."""
         random = self.random.bit_generator.state
-        return Snapshot(self.n_accepted, random, dict(self._runs), self._breaker)
+        runs = dict(self._runs)
+        return Snapshot(self.n_accepted, random, runs, self._breaker, self.feedback)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes back the tokens and the random numbers since a snapshot.
@@ -104,6 +130,7 @@ class SamplerState:
             del self._accepted[-n_undone:]
         self.n_accepted = snapshot.n_accepted
         self._runs, self._breaker = dict(snapshot.runs), snapshot.breaker
+        self.feedback, self._drawn = snapshot.feedback, None
         self.random.bit_generator.state = snapshot.random
 
     def recent(self, last_n: int) -> Ints:

@@ -68,7 +68,6 @@ class SamplingFields(_Numbers, kw_only=True):
     """
 
     dry_sequence_breakers: limits.Breakers | None = None
-    mirostat: limits.Int32 | None = None
     audit: bool | None = None
     samplers: limits.SamplerNames | limits.SamplerLetters | None = None
     logit_bias: limits.Biases | limits.BiasPairs | None = None
@@ -88,8 +87,6 @@ def sampling_params(
         UsageError: a value makes no sense.
         RequestError: it is one that is not supported.
     """
-    if fields.mirostat:
-        raise unsupported("mirostat", "use top_p, min_p or typical_p")
     if fields.audit:
         raise unsupported("audit", "use localkv complete --audit, or audit=True in Python")
     changes: dict[str, Any] = {

@@ -11,7 +11,7 @@ from textual.content import Content
 
 from localkv.chat.session import default_name, export, sampling_value
 from localkv.errors import UsageError, counted
-from localkv.sampling.params import SAMPLERS, SamplingParams
+from localkv.sampling.params import NUMBERS, SAMPLERS, SamplingParams
 from localkv.tui.figures import size
 from localkv.tui.widgets.side_panel import setting_text
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from localkv.tui.chat_screen import ChatScreen
 
 ALIASES = {
-    **{alias.replace("-", "_"): entry.name for entry in SAMPLERS for alias in entry.aliases},
+    **{
+        alias.replace("-", "_"): entry.name
+        for entry in SAMPLERS
+        if entry.name in NUMBERS
+        for alias in entry.aliases
+    },
     "dynatemp_exp": "dynatemp_exponent",
 }
 """llama.cpp's names of settings that are called otherwise here."""

@@ -357,7 +357,6 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
         "--no-display-prompt",
         "--color",
         "--color off",
-        "--mirostat 0",
         "--numa distribute",
     ],
 )
@@ -378,7 +377,6 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
         "-fa off",
         "--flash-attn=0",
         "--lora a.gguf",
-        "--mirostat 2",
         "-mu https://example.com/model.gguf",
         "-hft hf_token",
         "-cnv",

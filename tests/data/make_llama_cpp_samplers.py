@@ -14,6 +14,12 @@ DRY sampler needs to look for sequence breakers. A case of the output:
     ids            that are left with a probability above 1e-9, ascending
     probabilities  theirs, of 5 significant digits
 
+a path of tokens that one sampler draws, which corrects itself by them:
+
+    params         fields of `SamplingParams`
+    steps          [step, scale, n, token, probabilities]: the logits of `n_vocab` tokens, how many
+                   tokens are left, the one that is drawn, and the probabilities of the first eight
+
 and beside the cases a few dozen GPT-2 tokens, renumbered from 0, which are the vocabulary of those
 cases that use DRY: `texts`, and how llama.cpp cuts the rests of their sequence breakers, `rests`.
 """
@@ -278,15 +284,68 @@ def cases(vocabulary: Vocabulary) -> list[dict]:
     return out
 
 
+def path(params: dict, n_vocab: int, seed: int) -> dict:
+    """What one sampler draws in 40 steps, and among which tokens."""
+    p = DEFAULTS | params
+    if "adaptive_target" in p:
+        init = lib._lib.llama_sampler_init_adaptive_p
+        init.argtypes = [ctypes.c_float, ctypes.c_float, ctypes.c_uint32]
+        init.restype = lib.llama_sampler_p_ctypes
+        last = init(p["adaptive_target"], p["adaptive_decay"], seed)
+        chain = [lib.llama_sampler_init_min_p(p["min_p"], 0), last]
+    else:
+        tau, eta = p["mirostat_tau"], p["mirostat_eta"]
+        last = (
+            lib.llama_sampler_init_mirostat(n_vocab, seed, tau, eta, 100)
+            if p["mirostat"] == 1
+            else lib.llama_sampler_init_mirostat_v2(seed, tau, eta)
+        )
+        chain = [lib.llama_sampler_init_temp(p["temperature"]), last]
+    draw, steps = random.Random(seed), []
+    for _ in range(40):
+        step, scale = draw.randrange(2, 4098), draw.choice([1, 1, 2])
+        values = logits(n_vocab, step, scale)
+        data = (lib.llama_token_data * n_vocab)(
+            *(lib.llama_token_data(id, x, 0) for id, x in enumerate(values))
+        )
+        left = lib.llama_token_data_array(data, n_vocab, -1, False)
+        for one in chain:
+            lib.llama_sampler_apply(one, ctypes.byref(left))
+        token = left.data[left.selected].id
+        lib.llama_sampler_accept(last, token)
+        found = sorted((x.id, x.p) for x in left.data[: left.size])
+        shown = [[id, float(f"{p:.5g}")] for id, p in found[:8]]
+        steps.append([step, scale, left.size, token, shown])
+    return {"params": params, "n_vocab": n_vocab, "steps": steps}
+
+
+def paths() -> list[dict]:
+    """Of mirostat 1 such that k stays below 2^31: llama.cpp converts a larger one to 1."""
+    miro = [
+        {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": eta, "temperature": temp}
+        for version in (1, 2)
+        for tau, eta, temp in ((5.0, 0.1, 0.8), (2.0, 0.5, 1.0), (0.5, 1.0, 1.3), (4.0, 0.1, 0.5))
+    ]
+    adaptive = [
+        {"adaptive_target": target, "adaptive_decay": decay, "min_p": min_p}
+        for target, decay, min_p in ((0.5, 0.9, 0.05), (0.2, 0.5, 0.01), (0.0, 0.0, 0.1))
+    ]
+    adaptive.append({"adaptive_target": 0.9, "adaptive_decay": 0.99, "min_p": 0.02})
+    return [path(p, 1500, 7 + i) for i, p in enumerate([*miro, *adaptive])]
+
+
 def main(vocabulary_path: str) -> None:
     silent = lib.llama_log_callback(lambda level, text, data: None)
     lib.llama_log_set(silent, None)
     vocabulary = Vocabulary(Path(vocabulary_path))
     found = [run(case, vocabulary) for case in cases(vocabulary)]
     texts, rests = json.dumps(vocabulary.texts()), json.dumps(vocabulary.rests)
-    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in found)
+    lines, ways = (
+        ",\n".join(json.dumps(one, separators=(",", ":")) for one in many)
+        for many in (found, paths())
+    )
     Path(__file__).with_name("llama_cpp_samplers.json").write_text(
-        f'{{"texts":{texts},\n"rests":{rests},\n"cases":[\n{lines}\n]}}\n'
+        f'{{"texts":{texts},\n"rests":{rests},\n"cases":[\n{lines}\n],\n"paths":[\n{ways}\n]}}\n'
     )
 
 

@@ -36,6 +36,10 @@ from support.random_model import RandomModel
 
 PROMPT = [(i * 37 + 11) % 96 for i in range(40)]
 SPECULATION = Speculation("ngram")
+CORRECTING = (
+    {"temperature": 1.5, "mirostat": 2, "mirostat_tau": 3.0},
+    {"temperature": 1.5, "adaptive_target": 0.3},
+)
 SAMPLED = {"temperature": 1.5, "top_k": 12, "repeat_penalty": 1.1, "xtc_probability": 0.3}
 
 
@@ -80,7 +84,7 @@ def check(
     make: object, monkeypatch: pytest.MonkeyPatch, n: int, prompt: list[int] = PROMPT
 ) -> Generation:
     """Texts with guesses are those without, sampled and greedy, and so are the next ones."""
-    for params in ({"temperature": 0.0}, SAMPLED):
+    for params in ({"temperature": 0.0}, SAMPLED, *CORRECTING):
         plain = make()
         text = list(
             BatchEngine(plain).generate(

@@ -106,6 +106,7 @@ STATEFUL = {
     "xtc_probability": 0.5,
     "top_k": 20,
 }
+CORRECTING = ({}, {"adaptive_target": 0.3}, {"mirostat": 1}, {"mirostat": 2, "mirostat_tau": 3.0})
 
 
 def draw(sampler: Sampler, logits: np.ndarray, n: int) -> list[int]:
@@ -116,19 +117,20 @@ def draw(sampler: Sampler, logits: np.ndarray, n: int) -> list[int]:
     return tokens
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=40)
 @given(
     numbers,
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=6),
     st.sampled_from([3, 64, -1]),
     st.sampled_from([5, -1]),
+    st.sampled_from(CORRECTING),
 )
 def test_tokens_taken_back_are_drawn_again(
-    seed: int, rounds: list[tuple[int, int]], window: int, dry_window: int
+    seed: int, rounds: list[tuple[int, int]], window: int, dry_window: int, more: dict
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, 50).astype(np.float32)
     windows = {"repeat_last_n": window, "dry_penalty_last_n": dry_window}
-    params = SamplingParams(seed=seed, **windows, **STATEFUL)
+    params = SamplingParams(seed=seed, **windows, **STATEFUL, **more)
     sampler, straight = (Sampler(params, n_vocab=50, n_ctx=100) for _ in range(2))
     for n_undone, n_kept in rounds:
         snapshot = sampler.snapshot()
@@ -137,6 +139,7 @@ def test_tokens_taken_back_are_drawn_again(
         assert draw(sampler, logits, n_kept) == draw(straight, logits, n_kept)
     ours, theirs = sampler.snapshot(), straight.snapshot()
     assert (ours.n_accepted, ours.random) == (theirs.n_accepted, theirs.random)
+    assert ours.feedback == theirs.feedback
 
 
 def test_a_snapshot_of_too_long_ago_is_refused() -> None:

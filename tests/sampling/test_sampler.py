@@ -273,6 +273,124 @@ def test_llama_cpp_leaves_the_same(number: int) -> None:
     assert found[found > 1e-9].tolist() == pytest.approx(case["probabilities"], rel=1e-4)
 
 
+class Number:
+    """In place of a random generator: gives the number that draws a certain candidate."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+def draw(sampler: Sampler, logits: np.ndarray, token: int) -> None:
+    """Has the sampler draw this token, and take it."""
+    ids, found = sampler.candidates(logits)
+    at = ids.tolist().index(token)
+    sampler._state.random = Number(float(found[:at].sum() + found[at] / 2))
+    assert sampler.sample(logits) == token
+    sampler.accept(token)
+
+
+@pytest.mark.parametrize("way", FIXTURE["paths"], ids=lambda way: str(way["params"]))
+def test_llama_cpp_corrects_itself_alike(way: dict) -> None:
+    n_vocab = way["n_vocab"]
+    chain = {"samplers": ("min_p", "adaptive_p")}
+    sampler = Sampler(SamplingParams(seed=1, **way["params"], **chain), n_vocab=n_vocab)
+    for step, scale, n_left, token, shown in way["steps"]:
+        logits = (np.arange(1, n_vocab + 1) * step % 4099 - 2049).astype(np.float32) * scale / 256
+        ids, found = sampler.candidates(logits)
+        # a probability at the edge is rounded to float32 there
+        assert len(ids) == pytest.approx(n_left, abs=1)
+        assert ids[:8].tolist() == [id for id, _ in shown]
+        assert found[:8].tolist() == pytest.approx([p for _, p in shown], rel=2e-3)
+        draw(sampler, logits, token)
+
+
+vocabularies_of_two = vocabularies.filter(lambda x: sum(value > -INF for value in x) > 1)
+targets = st.floats(0, 1)
+
+
+@examples
+@given(st.lists(vocabularies_of_two, min_size=1, max_size=4), targets, st.floats(0, 0.99))
+def test_adaptive_p(rows: list[list[float]], target: float, decay: float) -> None:
+    total, weight = target / (1 - decay), 1 / (1 - decay)
+    params = {"adaptive_target": target, "adaptive_decay": decay, "samplers": ("adaptive_p",)}
+    sampler = Sampler(SamplingParams(seed=1, **params), n_vocab=40)
+    for row in rows:
+        row = row + [-INF] * (40 - len(row))
+        before = softmax({t: x for t, x in numbered(row).items() if x > -INF})
+        aim = min(max(2 * target - total / weight, 0.0), 1.0)
+        off = {t: abs(p - aim) / 0.3 for t, p in before.items()}
+        after = softmax({t: 5 - 10 * d * d / (1 + d) for t, d in off.items()})
+        found = dict(zip(*map(np.ndarray.tolist, sampler.candidates(np.float32(row))), strict=True))
+        assert found == pytest.approx({t: p for t, p in after.items() if p > 0}, rel=1e-9)
+        token = sampler.sample(np.float32(row))
+        sampler.accept(token)
+        total, weight = before[token] + decay * total, 1 + decay * weight
+
+
+def surprises(probability: dict[int, float]) -> dict[int, float]:
+    return {t: -math.log2(p) if p else INF for t, p in probability.items()}
+
+
+@examples
+@given(
+    st.lists(vocabularies, min_size=1, max_size=4),
+    st.floats(0, 8),
+    st.floats(0, 2),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+)
+def test_mirostat_2(rows: list[list[float]], tau: float, eta: float, temp: float) -> None:
+    mu = 2 * tau
+    params = {"mirostat": 2, "mirostat_tau": tau, "mirostat_eta": eta, "temperature": temp}
+    sampler = Sampler(SamplingParams(seed=1, top_k=1, **params), n_vocab=40)
+    for row in rows:
+        row = row + [-INF] * (40 - len(row))
+        x = {t: value / temp for t, value in numbered(row).items()} if temp else numbered(row)
+        surprise = surprises(softmax(x))
+        assume(all(abs(bits - mu) > 1e-9 for bits in surprise.values()))
+        kept = [t for t, bits in surprise.items() if bits < mu] if temp else []
+        kept = kept or by_logit(x)[:1]
+        found = dict(zip(*map(np.ndarray.tolist, sampler.candidates(np.float32(row))), strict=True))
+        expect(found, kept, x)
+        token = sampler.sample(np.float32(row))
+        sampler.accept(token)
+        mu -= eta * (-math.log2(found[token]) - tau)
+
+
+@examples
+@given(any_vocabulary, st.floats(0, 8))
+def test_mirostat_1(logits: list[float], tau: float) -> None:
+    x = numbered(logits)
+    p = softmax(x)
+    top = [p[token] for token in by_logit(x)[:100] if p[token] > 0]
+    k = 1.0
+    if len(top) > 1:
+        ranks = [math.log((i + 2) / (i + 1)) for i in range(len(top) - 1)]
+        falls = [math.log(one / following) for one, following in pairwise(top)]
+        s = math.fsum(map(math.prod, zip(ranks, falls, strict=True)))
+        s /= math.fsum(rank * rank for rank in ranks)
+        assume(s > 0.05 and abs(s - 1) > 1e-6)
+        k = ((s - 1) * 4**tau / (1 - len(logits) ** (1 - s))) ** (1 / s)
+        assume(abs(k - round(k)) > 1e-6 * k)
+    found = left(logits, mirostat=1, mirostat_tau=tau, temperature=1.0)
+    expect(found, by_logit(x)[: int(min(max(k, 1), len(x)))], x)
+
+
+def test_a_token_that_was_not_drawn_teaches_nothing() -> None:
+    logits = np.array([2.0, 1.5, 1.0, 0.5], np.float32)
+    params = SamplingParams(seed=1, adaptive_target=0.3)
+    plain, put = (Sampler(params, n_vocab=4) for _ in range(2))
+    drawn = put.sample(logits)
+    put.accept((drawn + 1) % 4)
+    assert put.candidates(logits)[1].tolist() == plain.candidates(logits)[1].tolist()
+    draw(put, logits, 0)
+    assert put.candidates(logits)[1].tolist() != plain.candidates(logits)[1].tolist()
+    put.reset()
+    assert put.candidates(logits)[1].tolist() == plain.candidates(logits)[1].tolist()
+
+
 # The chain.
 
 

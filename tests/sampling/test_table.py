@@ -35,25 +35,35 @@ ACTIVE = {
     "min_p": {"min_p": 0.9},
     "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.05},
     "temperature": {"temperature": 2.0},
+    "adaptive_p": {"adaptive_target": 0.1},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 0.5, "temperature": 1.0},
 }
 """Settings with which a sampler changes something, and no other one does."""
 
+IN_CHAINS = [entry for entry in SAMPLERS if entry.letter]
+"""Those that a chain can name; the others run in place of it."""
+
 every_sampler = pytest.mark.parametrize("entry", SAMPLERS, ids=lambda entry: entry.name)
+in_chains = pytest.mark.parametrize("entry", IN_CHAINS, ids=lambda entry: entry.name)
 
 
 def alone(entry: SamplerEntry, **more: object) -> SamplingParams:
-    return SamplingParams(**{"seed": 1, "samplers": (entry.name,), **ACTIVE[entry.name], **more})
+    return SamplingParams(**{"seed": 1, "samplers": chain(entry), **ACTIVE[entry.name], **more})
+
+
+def chain(entry: SamplerEntry) -> tuple[str, ...]:
+    return (entry.name,) if entry.letter else ()
 
 
 def test_names_letters_and_aliases_are_each_one_samplers() -> None:
     names = [name for entry in SAMPLERS for name in (entry.name, *entry.aliases)]
-    letters = [entry.letter for entry in SAMPLERS]
+    letters = [entry.letter for entry in IN_CHAINS]
     assert len(set(names)) == len(names)
     assert len(set(letters)) == len(letters)
     assert all(len(letter) == 1 for letter in letters)
 
 
-@every_sampler
+@in_chains
 def test_the_command_line_takes_every_name_and_letter(entry: SamplerEntry) -> None:
     for name in (entry.name, *entry.aliases):
         assert parse_samplers(name) == (entry.name,)
@@ -64,8 +74,8 @@ def test_the_command_line_takes_every_name_and_letter(entry: SamplerEntry) -> No
 
 def test_the_help_lists_every_sampler(program: Program) -> None:
     shown = "".join(program("complete", "--help-all").out.split())
-    assert ";".join(entry.name for entry in SAMPLERS) in shown
-    assert "".join(entry.letter for entry in SAMPLERS) in shown
+    assert ";".join(entry.name for entry in IN_CHAINS) in shown
+    assert "".join(entry.letter for entry in IN_CHAINS) in shown
 
 
 def test_refusals_list_every_sampler() -> None:
@@ -76,12 +86,12 @@ def test_refusals_list_every_sampler() -> None:
     ):
         with pytest.raises(UsageError) as error:
             refused()
-        assert all(entry.name in str(error.value.hint) for entry in SAMPLERS)
+        assert all(entry.name in str(error.value.hint) for entry in IN_CHAINS)
 
 
 @every_sampler
 def test_an_alias_that_names_a_setting_is_one_in_the_chat(entry: SamplerEntry) -> None:
-    for alias in entry.aliases:
+    for alias in entry.aliases if hasattr(SamplingParams(), entry.name) else ():
         assert hasattr(SamplingParams(), ALIASES[alias.replace("-", "_")])
 
 
@@ -94,12 +104,11 @@ def test_every_number_that_a_sampler_reads_is_an_option() -> None:
 def test_it_runs_where_it_acts_and_only_there(entry: SamplerEntry) -> None:
     params = alone(entry)
     assert active_samplers(params) == (entry,)
-    assert active_samplers(SamplingParams(samplers=(entry.name,), **off(entry))) == ()
+    assert active_samplers(SamplingParams(samplers=chain(entry), **off(entry))) == ()
 
     logits = np.array([2.0, 1.9, 1.0, 0.5, 0.0], np.float32)
     sampler, untouched = (
-        Sampler(SamplingParams(seed=1, samplers=chain, **ACTIVE[entry.name]), n_vocab=5)
-        for chain in (params.samplers, ())
+        Sampler(one, n_vocab=5) for one in (params, SamplingParams(seed=1, samplers=()))
     )
     for token in [0, 1, 2, 0, 1]:
         sampler.accept(token)
@@ -143,7 +152,9 @@ def test_every_function_has_an_entry() -> None:
     functions = {
         name
         for name, value in vars(samplers).items()
-        if callable(value) and getattr(value, "__module__", "") == samplers.__name__
+        if name[0] != "_"
+        and callable(value)
+        and getattr(value, "__module__", "") == samplers.__name__
     }
     assert functions - {"logit_bias"} <= {entry.name for entry in SAMPLERS}
     assert ON_DEVICE.keys() <= {entry.name for entry in SAMPLERS}

@@ -101,9 +101,6 @@ def generation_settings(
     return {
         **numbers,
         "dry_sequence_breakers": list(params.dry_sequence_breakers),
-        "mirostat": 0,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.0,
         "stop": list(stop),
         "max_tokens": most,
         "n_predict": most,
