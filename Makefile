@@ -12,6 +12,7 @@
 # make real       fetch two published models (350 MB) into REAL_MODELS, and run the tests that read them
 # make soak       ask a server for an hour, break off at random, and look for what it loses
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
+# make docs       the documentation as a site in docs/_build; warnings are errors
 # make lint       formatting, lint, types, import floors
 # make house      how many modules and lines localkv has, and how deep a token's calls go
 # make figures    make the documentation's figures again (some 15 minutes on 2 cores)
@@ -51,7 +52,7 @@ RUNS := $(READY) $(if $(NVIDIA),,$(KERNELS))
 BUILD_KERNELS := $(BIN)/python -m localkv.kernels.cpu.build_kernels
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat wheel test test-fast test-all attack real soak test-arm64 test-triton lint house figures clean
+.PHONY: run chat docs wheel test test-fast test-all attack real soak test-arm64 test-triton lint house figures clean
 
 run: $(RUNS)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -107,6 +108,9 @@ test-triton:
 	.venv-triton/bin/python -m pytest $(SHARED) tests/aot
 	.venv-triton/bin/python -m pytest $(SHARED) tests/interpreter
 
+docs: .venv/.docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+
 house: .venv/.run
 	$(BIN)/python .ci/house
 
@@ -150,9 +154,13 @@ $(KERNELS): $(shell find localkv/kernels/cpu localkv/quant_formats localkv/simd 
 	@$(BUILD_KERNELS)
 	@mkdir -p $(@D) && touch $@
 
+.venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@ .venv/.run
+
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ .venv/.run
 
 clean:
-	rm -rf localkv/$(COMPILED) .venv .venv-triton .arm64 .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf docs/_build localkv/$(COMPILED) .venv .venv-triton .arm64 .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1111,11 +1111,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
-        rope_scaling, rope_scale, rope_freq_base, rope_freq_scale, yarn_orig_ctx, yarn_ext_factor,
-            yarn_attn_factor, yarn_beta_slow, yarn_beta_fast: RoPE instead of what the file says
-            (`RopeOptions`, with llama.cpp's names and defaults). Qwen 3 has a context of 131,072
-            tokens with "yarn", 4 and a `yarn_orig_ctx` of 32768. Layers with a window keep what
-            the file says. A KV profile can't be used with them.
+        rope_scaling, rope_scale, rope_freq_base, rope_freq_scale: RoPE instead of what the file
+            says (`RopeOptions`, with llama.cpp's names and defaults). Qwen 3 has a context of
+            131,072 tokens with "yarn", 4 and a `yarn_orig_ctx` of 32768. Layers with a window keep
+            what the file says. A KV profile can't be used with them.
+        yarn_orig_ctx, yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast: the
+            parameters of YaRN, likewise.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
         cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.

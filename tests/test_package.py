@@ -83,7 +83,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     lines = facts.get_all("Requires-Dist")
     heavy = [line for line in lines if line.startswith(("torch", "triton", "nvidia"))]
     assert {line.rpartition("extra == ")[2] for line in heavy} == {"'gpu'", "'dev'"}
-    assert set(facts.get_all("Provides-Extra")) == {"dev", "gpu", "plot", "ray"}
+    assert set(facts.get_all("Provides-Extra")) == {"dev", "docs", "gpu", "plot", "ray"}
     assert facts["Author"]
     assert {url.partition(",")[0] for url in facts.get_all("Project-URL")} >= {
         "Homepage",
