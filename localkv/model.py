@@ -7,6 +7,7 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionSpec, LayerSpec, Mixer, ModelSpec
-from localkv.cache.arrays import Array, Batch, Draw, LayerCache
+from localkv.cache.arrays import Array, Arrays, Batch, Draw, LayerCache
 from localkv.cache.kv_cache import KVCache
 from localkv.kernels.activation import activated
 from localkv.kernels.backend import (
@@ -42,6 +43,7 @@ from localkv.kernels.layer_weights import (
     PerLayerTable,
 )
 from localkv.kernels.namespace import namespace
+from localkv.kernels.places import Places, batch_at, moved
 from localkv.kernels.streams import (
     AltUpStreams,
     OneStream,
@@ -110,30 +112,86 @@ class ClassifierWeights:
     output: Linear | None
 
 
-class Transformer:
-    """A model on a backend."""
+@dataclass(frozen=True)
+class Run:
+    """Layers, one after the other, that one place runs.
 
-    def __init__(self, config: ModelSpec, weights: ModelWeights, backend: Backend) -> None:
+    Attributes:
+        backend: the place's.
+        positions: what tokens' positions do there.
+        first: the first layer.
+        stack: they.
+        block: where the feed-forward block of the only layer is, if it is apart.
+    """
+
+    backend: Backend
+    positions: LayerPositions
+    first: int
+    stack: tuple[StackLayer, ...]
+    block: Backend | None = None
+
+
+class Transformer:
+    """A model in its places.
+
+    Args:
+        places: where its weights are; a backend is one place for all.
+
+    Attributes:
+        backend: what makes the logits, and what the engine asks of it (`Places.whole`).
+    """
+
+    def __init__(self, config: ModelSpec, weights: ModelWeights, places: Backend | Places) -> None:
+        if isinstance(places, Backend):
+            places = Places.one(places, config.n_layers)
         self.config = config
         self.weights = weights
-        self.backend = backend
-        self._positions = LayerPositions(config.layers, weights.rope_divisors, backend.arrays)
+        self.places = places
+        self.backend = places.whole
+        positions = {
+            id(one): LayerPositions(config.layers, weights.rope_divisors, one.arrays)
+            for one in places.used
+        }
+        kind_of = next(iter(positions.values())).kind_of
         self._stack = tuple(
-            StackLayer(
-                spec,
-                layer,
-                _mixers_of(spec, layer),
-                self._positions.kind_of[i],
-                _rows_of(i, spec.mixer),
-            )
+            StackLayer(spec, layer, _mixers_of(spec, layer), kind_of[i], _rows_of(i, spec.mixer))
             for i, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         )
+        self._runs = tuple(
+            Run(
+                places.of_layer(first),
+                positions[id(places.of_layer(first))],
+                first,
+                self._stack[first:end],
+                None if weights.layers[first].apart is None else places.of_block(first),
+            )
+            for first, end in self._ends_of_runs()
+        )
+        if places.is_one:  # slices of all are the same tuple, which backends know
+            assert self._runs[0].stack is self._stack
+        self._positions = positions[id(places.output)] if places.is_one else None
+
+    def _ends_of_runs(self) -> Iterator[tuple[int, int]]:
+        """The first layer of each run, and the one after its last. A layer whose feed-forward block
+        is apart is a run of its own."""
+        first = 0
+        apart = [layer.apart is not None for layer in self.weights.layers]
+        places = self.places.placement.layers
+        for i in range(1, len(apart) + 1):
+            if (
+                i == len(apart)
+                or apart[first]
+                or apart[i]
+                or self.places.backends[places[i]] is not self.places.backends[places[first]]
+            ):
+                yield first, i
+                first = i
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
         weights = replace(self.weights, layers=self.weights.layers[:n])
         config = replace(self.config, layers=self.config.layers[:n])
-        return Transformer(config, weights, self.backend)
+        return Transformer(config, weights, self.places.first(n))
 
     def one_of_each_layer(self, cache: KVCache | None = None) -> Transformer:
         """The first layers, until each kind was among them and one more is the last.
@@ -151,9 +209,21 @@ class Transformer:
     def uses(self, pairs: Sequence[tuple[str, str]]) -> list[Use]:
         """What the backend does for this model and a cache, and how; `pairs` are types of K and V
         that its layers have."""
-        weights = self.weights
-        output = None if self.config.is_encoder else weights.output
-        found = uses(self.backend.methods, weights.layers, output, pairs)
+        weights, places, found = self.weights, self.places, list[Use]()
+        for one in places.used:
+            parts = [
+                replace(layer, apart=None)
+                for i, layer in enumerate(weights.layers)
+                if places.of_layer(i) is one
+            ]
+            parts += [
+                layer.apart
+                for i, layer in enumerate(weights.layers)
+                if layer.apart is not None and places.of_block(i) is one
+            ]
+            is_output = places.output is one and not self.config.is_encoder
+            found += uses(one.methods, parts, weights.output if is_output else None, pairs)
+        found = list(dict.fromkeys(found))
         if weights.per_layer is not None:
             name = weights.per_layer.token_embd.format.name
             found.append(Use("per-layer embeddings", name, PER_LAYER_ROWS))
@@ -169,14 +239,12 @@ class Transformer:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         head = Head(self.weights.output_norm, self.weights.output, self.config)
-        x, given = self._entered(batch, cache, rows, head)
-        out = self._at_once(x, given)
-        if out is not None:
-            return out
-        streams = self._one_by_one(x, given)
+        x, is_logits = self._walk(batch, cache, rows, head)
+        if is_logits:
+            return x
         if not len(batch.logit_rows):
             return self.backend.arrays.zeros(0, self.config.n_vocab)
-        return self.backend.logits(streams.merged(), *head)
+        return self.backend.logits(x, *head)
 
     def forward_with_hidden(self, batch: Batch, cache: KVCache) -> tuple[Array, Array]:
         """Run a batch as `forward` does, with the same bits on a CPU.
@@ -191,16 +259,14 @@ class Transformer:
         if len(wanted) == n_tokens:
             head = Head(weights.output_norm, weights.output, self.config)
         else:
-            every = replace(batch, logit_rows=backend.arrays.int64(range(n_tokens)))
-        x, given = self._entered(every, cache, head=head)
-        out = self._at_once(x, given)
-        if out is not None and head is not None:
-            return out, self.last_hidden()
-        x = self._one_by_one(x, given).merged() if out is None else out
+            every = replace(batch, logit_rows=cache.arrays.int64(range(n_tokens)))
+        x, is_logits = self._walk(every, cache, head=head)
+        if is_logits:
+            return x, self.last_hidden()
         if not len(wanted):
             logits = backend.arrays.zeros(0, self.config.n_vocab)
         else:
-            rows = x if every is batch else x[wanted]
+            rows = x if every is batch else x[backend.arrays.arrived(wanted, cache.arrays)]
             logits = backend.logits(rows, weights.output_norm, weights.output, self.config)
         return logits, self.as_read(x, weights.output_norm)
 
@@ -247,15 +313,13 @@ class Transformer:
             [rows, n_embd], of the tokens `batch.logit_rows` before the last norm. If there are
             none, the last layer only stores what it has to, and the result is of no use.
         """
-        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
-        given = TokenBatch(inputs, self._caches(cache), batch, None)
-        out = self._at_once(x, given)
-        return self._one_by_one(x, given).merged() if out is None else out
+        return self._through(OneStream(x, self.places.embedding), batch, cache)[0]
 
     @property
     def can_start_later(self) -> bool:
         """Whether nothing but its input and its own rows goes into a layer (`run_from`)."""
         plain = self.weights.altup is None and self.weights.per_layer is None
+        plain = plain and len(self._runs) == 1
         return plain and all(layer.rows == i for i, layer in enumerate(self._stack))
 
     def run_from(
@@ -277,14 +341,14 @@ class Transformer:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         config, backend, weights = self.config, self.backend, self.weights
-        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
+        (run,) = self._runs
         if x is None:
             x = self._embedded(batch)
-        given = TokenBatch(inputs, self._caches(cache), batch, None)
+        given = self._given(run, batch, cache)
         streams = OneStream(x, backend)
         for index in range(first, config.n_layers):
             before_layer(index, streams.x)
-            self._run_layer(index, self._stack[index], streams, given)
+            self._run_layer(run, index, streams, given)
         return backend.logits(streams.x, weights.output_norm, weights.output, config)
 
     def next_logits(
@@ -337,6 +401,7 @@ class Transformer:
         weights = self.weights
         if weights.position_embd is not None or weights.embedding_norm is not None:
             return None
+        assert self._positions is not None
         rotations = None if weights.altup else self._positions.rotations(n_ctx)
         if rotations is None:
             return None
@@ -353,7 +418,7 @@ class Transformer:
         Returns:
             [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
         """
-        return self.backend.norm(self._behind_layers(batch, cache), self.weights.output_norm)
+        return self.backend.norm(self._walk(batch, cache)[0], self.weights.output_norm)
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Array:
         """Run texts through an encoder, each by itself, all in one batch.
@@ -364,7 +429,7 @@ class Transformer:
         Returns:
             [tokens of all texts, n_embd], normed hidden states, one text after the other.
         """
-        arrays = self.backend.arrays
+        arrays = self.places.batch_arrays
         starts = (0, *accumulate(map(len, texts)))
         positions = [position for text in texts for position in range(len(text))]
         batch = Batch(
@@ -378,10 +443,7 @@ class Transformer:
             slots=arrays.int64([]),
             after=arrays.int64([]),
         )
-        inputs = self._positions.inputs(batch.positions, self.config.n_ctx_train)
-        caches = [NO_ROWS] * len(self._stack)
-        x = self._one_by_one(self._embedded(batch), TokenBatch(inputs, caches, batch, None))
-        return self.backend.norm(x.merged(), self.weights.output_norm)
+        return self.backend.norm(self._walk(batch, None)[0], self.weights.output_norm)
 
     def projected(self, vectors: Array) -> Array:
         """Pooled vectors [n, n_embd], multiplied with the matrices that follow the pooling."""
@@ -422,16 +484,10 @@ class Transformer:
         Returns:
             float32 [at most n_rows, n_vocab] each.
         """
-        x, weights = self._behind_layers(batch, cache), self.weights
+        (x, _), weights = self._walk(batch, cache), self.weights
         for at in range(0, len(x), n_rows):
             block = x[at : at + n_rows]
             yield self.backend.logits(block, weights.output_norm, weights.output, self.config)
-
-    def _behind_layers(self, batch: Batch, cache: KVCache) -> Array:
-        """[rows, n_embd] of the tokens `batch.logit_rows`, before the last norm."""
-        x, given = self._entered(batch, cache)
-        out = self._at_once(x, given)
-        return self._one_by_one(x, given).merged() if out is None else out
 
     def draw(self, params: SamplingParams) -> Draw | None:
         """How the backend draws tokens where the logits are, or None if the host must.
@@ -444,21 +500,110 @@ class Transformer:
         """Per-layer embeddings of tokens, where the backend computes; None if there are none."""
         if self.weights.per_layer is None:
             return None
-        arrays = self.backend.arrays
+        arrays = self.places.embedding.arrays
         return arrays.floating(arrays.from_numpy(looked_up(self.weights.per_layer, token_ids)))
 
-    def _entered(
-        self, batch: Batch, cache: KVCache, rows: Array | None = None, head: Head | None = None
-    ) -> tuple[Array, TokenBatch]:
-        """x [tokens, n_embd] before the first layer, and the other inputs of the layers."""
-        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
-        x = self._embedded(batch)
-        embedded = self._layer_inputs(x, batch, rows)
-        return x, TokenBatch(inputs, self._caches(cache), batch, embedded, head)
+    def _walk(
+        self,
+        batch: Batch,
+        cache: KVCache | None,
+        rows: Array | None = None,
+        head: Head | None = None,
+    ) -> tuple[Array, bool]:
+        """Run a batch from its tokens to behind the last layer.
+
+        Args:
+            cache: None for an encoder's texts.
+            rows: as `forward` has them.
+            head: what makes logits, if these are wanted.
+
+        Returns:
+            [rows, n_embd] of the tokens `batch.logit_rows`, where the output is, and False; or
+            their logits, if layers and head were run at once, and True. If no rows are wanted, the
+            last layer only stores its K and V, or its state, and the result is of no use.
+        """
+        with self._within(self.places.embedding):
+            here = self._batch_at(self.places.embedding, batch)
+            x = self._embedded(here)
+            embedded = self._layer_inputs(x, batch, rows)
+            altup = self.weights.altup
+            streams: Streams = (
+                OneStream(x, self.places.embedding)
+                if altup is None
+                else AltUpStreams(x, altup, self.places.embedding)
+            )
+        return self._through(streams, batch, cache, embedded, head)
+
+    def _within(self, backend: Backend) -> AbstractContextManager[Any]:
+        """The context for a place's operations; with one place the engine has entered it."""
+        return nullcontext() if self.places.is_one else backend.arrays.inference()
+
+    def _batch_at(self, backend: Backend, batch: Batch) -> Batch:
+        """A batch where a place reads it."""
+        return batch if self.places.is_one else batch_at(batch, backend.arrays)
+
+    def _through(
+        self,
+        streams: Streams,
+        batch: Batch,
+        cache: KVCache | None,
+        embedded: Array | None = None,
+        head: Head | None = None,
+    ) -> tuple[Array, bool]:
+        """Run all layers; returns what `_walk` does.
+
+        Args:
+            embedded: [n_layers, tokens, P] at the embedding's place, or None.
+        """
+        output, last = self.places.output, self._runs[-1]
+        at = dict[int, Batch]()
+        for run in self._runs:
+            backend, here = run.backend, at.get(id(run.backend))
+            with self._within(backend):
+                if here is None:
+                    here = at[id(backend)] = self._batch_at(backend, batch)
+                streams.move(backend)
+                if run is not last:
+                    here = _with_all_rows(here, backend.arrays)
+                behind = head if run is last and backend is output else None
+                out = self._run(run, streams, self._given(run, here, cache, embedded, behind))
+                if out is not None:
+                    return out, True
+        with self._within(last.backend):
+            x = streams.merged()
+        return moved(x, last.backend, output), False
+
+    def _run(self, run: Run, streams: Streams, given: TokenBatch) -> Array | None:
+        """Run layers of one place; returns logits if they were made at once."""
+        if run.block is None and isinstance(streams, OneStream):
+            out = run.backend.run_layers(streams.x, run.stack, given)
+            if out is not None:
+                streams.x = out
+                return None if given.head is None else out
+        for index in range(run.first, run.first + len(run.stack)):
+            self._run_layer(run, index, streams, given)
+        return None
+
+    def _given(
+        self,
+        run: Run,
+        batch: Batch,
+        cache: KVCache | None,
+        embedded: Array | None = None,
+        head: Head | None = None,
+    ) -> TokenBatch:
+        """What a run's layers are given with x."""
+        n_ctx = self.config.n_ctx_train if cache is None else cache.n_ctx
+        if embedded is not None:
+            if not self.places.is_one:
+                embedded = embedded[run.first : run.first + len(run.stack)]
+            embedded = moved(embedded, self.places.embedding, run.backend)
+        inputs = run.positions.inputs(batch.positions, n_ctx)
+        return TokenBatch(inputs, self._caches(cache), batch, embedded, head)
 
     def _embedded(self, batch: Batch) -> Array:
         """x [tokens, n_embd] before the first layer."""
-        backend, weights = self.backend, self.weights
+        backend, weights = self.places.embedding, self.weights
         x = backend.embed(batch.token_ids, weights.token_embd, self.config.embedding_scale)
         if weights.token_type is not None:
             x = x + weights.token_type
@@ -466,32 +611,18 @@ class Transformer:
             x = x + backend.embed(batch.positions, weights.position_embd, 1.0)
         return x if weights.embedding_norm is None else backend.norm(x, weights.embedding_norm)
 
-    def _caches(self, cache: KVCache) -> Sequence[LayerCache]:
+    def _caches(self, cache: KVCache | None) -> Sequence[LayerCache]:
         """The cache of each layer, with `NO_ROWS` after the last layer that stores something."""
+        if cache is None:
+            return [NO_ROWS] * len(self._stack)
         n_behind = len(self._stack) - len(cache.layers)
         return cache.layers if n_behind <= 0 else [*cache.layers, *[NO_ROWS] * n_behind]
 
-    def _at_once(self, x: Array, given: TokenBatch) -> Array | None:
-        """Run all layers with `Backend.run_layers`; None if the backend or the model can't."""
-        if self.weights.altup is not None:
-            return None
-        return self.backend.run_layers(x, self._stack, given)
-
-    def _one_by_one(self, x: Array, given: TokenBatch) -> Streams:
-        """Run the layers one after the other. The streams then hold the rows `batch.logit_rows`.
-
-        If no rows are wanted, the last layer only stores its K and V, or its state.
-        """
-        streams = self._streams(x)
-        for index, layer in enumerate(self._stack):
-            self._run_layer(index, layer, streams, given)
-        return streams
-
-    def _run_layer(
-        self, index: int, layer: StackLayer, streams: Streams, given: TokenBatch
-    ) -> None:
-        backend, batch, spec, weights = self.backend, given.batch, layer.spec, layer.weights
-        row = None if given.embedded is None else given.embedded[index]
+    def _run_layer(self, run: Run, index: int, streams: Streams, given: TokenBatch) -> None:
+        """Run a layer. Behind the last one streams hold the rows `batch.logit_rows` only."""
+        layer, backend, batch = self._stack[index], run.backend, given.batch
+        spec, weights = layer.spec, layer.weights
+        row = None if given.embedded is None else given.embedded[index - run.first]
         source = x = streams.enter(weights)
         inputs, rows = given.inputs[layer.positions], given.caches[layer.rows]
         mixed = [
@@ -514,31 +645,55 @@ class Transformer:
             x = backend.norm(x, weights.attn_sum_norm)
         if weights.attn_norm_2 is not None:
             x = backend.norm(x + source, weights.attn_norm_2)
-        if spec.ffn is not None:
+        if run.block is not None and weights.apart is not None:
+            x = self._fed_apart(run.block, backend, x, source, weights.apart, spec)
+        elif spec.ffn is not None:
             x = backend.ffns[type(spec.ffn)](x, source, weights, spec)
         if weights.ffn_sum_norm is not None:
             x = backend.norm(x, weights.ffn_sum_norm)
         streams.leave(x, weights, spec, row)
 
+    def _fed_apart(
+        self,
+        block: Backend,
+        layer: Backend,
+        x: Array,
+        source: Array,
+        weights: LayerWeights,
+        spec: LayerSpec,
+    ) -> Array:
+        """x after a feed-forward block at another place than its layer; back at the layer's.
+
+        Args:
+            source: the layer's input, which blocks side by side with the mixer read.
+        """
+        assert spec.ffn is not None
+        with block.arrays.inference():
+            x = moved(x, layer, block)
+            source = moved(source, layer, block) if spec.parallel else x
+            x = block.ffns[type(spec.ffn)](x, source, weights, spec)
+        return moved(x, block, layer)
+
     def _layer_inputs(self, x: Array, batch: Batch, rows: Array | None) -> Array | None:
         """[n_layers, tokens, P] of the embedding x, or None."""
-        table, backend = self.weights.per_layer, self.backend
+        table, backend = self.weights.per_layer, self.places.embedding
         if table is None:
             return None
         if rows is None:
-            return self._inputs_of(table, x, backend.arrays.to_numpy(batch.token_ids))
+            return self._inputs_of(table, x, self.places.batch_arrays.to_numpy(batch.token_ids))
         return layer_inputs(x, rows, table, backend.linear, backend.norm)
 
     def _inputs_of(self, table: PerLayerTable, x: Array, token_ids: NDArray[np.int64]) -> Array:
         """Look up the rows of tokens, and make [n_layers, tokens, P] of them and x."""
-        rows = self.rows_of(token_ids)
-        return layer_inputs(x, rows, table, self.backend.linear, self.backend.norm)
+        rows, backend = self.rows_of(token_ids), self.places.embedding
+        return layer_inputs(x, rows, table, backend.linear, backend.norm)
 
-    def _streams(self, x: Array) -> Streams:
-        altup = self.weights.altup
-        if altup is None:
-            return OneStream(x, self.backend)
-        return AltUpStreams(x, altup, self.backend)
+
+def _with_all_rows(batch: Batch, arrays: Arrays) -> Batch:
+    """A batch whose tokens all go on to the next layers."""
+    if len(batch.logit_rows) == len(batch.token_ids):
+        return batch
+    return replace(batch, logit_rows=arrays.int64(range(len(batch.token_ids))))
 
 
 def _mixers_of(

@@ -92,6 +92,11 @@ class Arrays(Protocol):
         """The values, on the host."""
         ...
 
+    def arrived(self, array: Array, source: Arrays) -> Array:
+        """The values of an array that another backend made with `source`, where this one's kernels
+        read it; it may be the same memory."""
+        ...
+
     def rows_of_pages(
         self, fmt: QuantFormat, side: str, plane: int, pages: Array
     ) -> NDArray[np.uint8]:
@@ -304,9 +309,11 @@ class StateRows:
         rows: float32 [n_slots, n_rows, n_channels].
         memory: float32 [n_slots, heads, rows, columns], or None. A backend may keep the values of a
             head in an order of its own.
-        data: float32 [n_slots, n], the states of all layers; `rows` and `memory` are views of it.
-        rows_at, memory_at: where in a slot they begin.
+        data: float32 [n_slots, n], the states of all layers of one place; `rows` and `memory` are
+            views of it.
+        rows_at, memory_at: where in a slot of `data` they begin.
         n_slots: places of sequences; the others are for states between guesses.
+        first: where `data` begins in a checkpoint, which has the states of all places.
     """
 
     rows: Array
@@ -315,6 +322,7 @@ class StateRows:
     rows_at: int
     memory_at: int
     n_slots: int
+    first: int = 0
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ class KVCache:
             with a window have to keep; None for no limit, so that they keep all.
         n_sequences: sequences that fit at the same time.
         n_tokens: tokens that they have together at most; None for `n_ctx` each.
-        arrays: where the pages live.
+        arrays: where the pages live, and what batches are made of.
+        layer_arrays: of each layer, where its pages live; None for `arrays`.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
             are not counted.
         kv_codebooks: for types with codebooks; their bytes are not counted either.
@@ -71,6 +72,7 @@ class KVCache:
         pools: pages of the segments; groups whose pages come and go together share them.
         parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
+        arrays_of: of a layer, where its pages and states live.
         states: of the recurrent layers; false if there are none.
         ladder: the pool of pages that change their types, or None.
         codebooks: the codebooks that layers use, and where each comes from.
@@ -83,6 +85,7 @@ class KVCache:
         *,
         n_ctx: int,
         arrays: Arrays,
+        layer_arrays: Seq[Arrays] | None = None,
         n_batch: int | None = None,
         n_sequences: int = 1,
         n_tokens: int | None = None,
@@ -97,7 +100,10 @@ class KVCache:
         self.n_sequences = n_sequences
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
-        new = LayerArrays(arrays, kv_scales, kv_codebooks)
+        self.arrays_of: Callable[[int], Arrays] = (
+            (lambda layer: arrays) if layer_arrays is None else layer_arrays.__getitem__
+        )
+        new = LayerArrays(self.arrays_of, kv_scales, kv_codebooks)
         self.codebooks = new.codebooks
         keeper = weakref.proxy(self)
         self.pools = list[PagePool]()
@@ -129,7 +135,7 @@ class KVCache:
         )
         self.states = RecurrentStates(
             states,
-            arrays=arrays,
+            arrays=self.arrays_of,
             n_sequences=n_sequences,
             config=checkpoints or CheckpointConfig(),
             n_between=n_between,
@@ -146,7 +152,7 @@ class KVCache:
         keeper = weakref.proxy(self)
         self.ladder = LadderPool(len(self.pools), layout, pool, keeper, sizes)
         self.pools.append(self.ladder)
-        self._arenas = LadderRows(self.arrays, layout, sizes)
+        self._arenas = LadderRows(self.arrays_of, layout, sizes)
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V; of a ladder's arenas K's share on the first rung."""
@@ -347,28 +353,30 @@ class KVCache:
 
     def repack_page(self, rung: int, place: int) -> None:
         """Pack a page of a ladder as the next rung has it."""
-        for layer in self._ladder_layers():
+        for arrays, layer in self._ladder_layers():
             source, target = layer.segments[rung : rung + 2]
-            self.arrays.repack_page(source, target, place)
+            arrays.repack_page(source, target, place)
 
     def warm_up_ladder(self) -> None:
         """Load the code that repacks pages, so that no text waits for it. No page may be in use."""
         assert self.ladder is not None
-        layer, units = self._ladder_layers()[0], self.ladder.sizes.units
+        units = self.ladder.sizes.units
+        each = {id(arrays): (arrays, layer) for arrays, layer in self._ladder_layers()}
         for rung, n_units in enumerate(units[:-1]):
-            if n_units <= self.ladder.sizes.n_units:
+            for arrays, layer in each.values() if n_units <= self.ladder.sizes.n_units else ():
                 source, target = layer.segments[rung : rung + 2]
-                self.arrays.repack_page(source, target, 0)
+                arrays.repack_page(source, target, 0)
 
     def raise_page(self, rung: int, place: int, higher: int, to: int) -> None:
         """Pack a page of a ladder as a higher rung has it, at another place."""
-        for layer in self._ladder_layers():
+        for arrays, layer in self._ladder_layers():
             source, target = layer.segments[rung], layer.segments[higher]
-            repack_page(self.arrays, source, target, place, to)
+            repack_page(arrays, source, target, place, to)
 
-    def _ladder_layers(self) -> list[LayerCache]:
+    def _ladder_layers(self) -> list[tuple[Arrays, LayerCache]]:
+        """The layers whose pages change their types, and where each is."""
         assert self.ladder is not None
-        return [self.layers[i] for i in self.ladder.layout.group.layers]
+        return [(self.arrays_of(i), self.layers[i]) for i in self.ladder.layout.group.layers]
 
     def clear_page(self, pool: int, page: int) -> None:
         """Make the rows of a page numbers."""
@@ -446,7 +454,7 @@ class LayerArrays:
     """Allocates the arrays of a cache, layer by layer.
 
     Args:
-        arrays: where they live.
+        arrays: where they live, of each layer.
         kv_scales: for types that are scaled by head; without it their scales are 1.
         kv_codebooks: for types with codebooks; a layer without one takes the codebook of normal
             numbers.
@@ -456,7 +464,10 @@ class LayerArrays:
     """
 
     def __init__(
-        self, arrays: Arrays, kv_scales: KVScales | None, kv_codebooks: Seq[KVCodebook]
+        self,
+        arrays: Callable[[int], Arrays],
+        kv_scales: KVScales | None,
+        kv_codebooks: Seq[KVCodebook],
     ) -> None:
         self.codebooks = list[CodebookUse]()
         self._arrays = arrays
@@ -487,8 +498,9 @@ class LayerArrays:
                 made[rows.pool] = arenas.planes(layer, rows.rung)
             elif rows.pool not in made:
                 n_pages = pools[rows.pool].n_pages
-                k = self._planes(spec.type_k, n_pages, group, group.key_dim)
-                made[rows.pool] = k, self._planes(spec.type_v, n_pages, group, group.value_dim)
+                k = self._planes(layer, spec.type_k, n_pages, group, group.key_dim)
+                v = self._planes(layer, spec.type_v, n_pages, group, group.value_dim)
+                made[rows.pool] = k, v
             found.append(
                 Segment(
                     FORMATS[spec.type_k],
@@ -506,11 +518,11 @@ class LayerArrays:
         return tuple(found)
 
     def _planes(
-        self, name: str, n_pages: int, group: CacheGroup, head_dim: int
+        self, layer: int, name: str, n_pages: int, group: CacheGroup, head_dim: int
     ) -> tuple[Array, ...]:
         rows = (n_pages, group.n_kv_heads, PAGE_TOKENS)
         fields = row_fields(FORMATS[name], head_dim)
-        return tuple(self._arrays.bytes((*rows, *field)) for field in fields)
+        return tuple(self._arrays(layer).bytes((*rows, *field)) for field in fields)
 
     def _scales(
         self, name: str, layer: int, group: CacheGroup, absmax: Seq[Seq[float]]
@@ -518,7 +530,7 @@ class LayerArrays:
         if not FORMATS[name].scales_by_head:
             return None
         values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
-        return self._arrays.floats(values)
+        return self._arrays(layer).floats(values)
 
     def _codebook(self, name: str, layer: int, side: Literal["k", "v"]) -> Array | None:
         n = FORMATS[name].n_centroids
@@ -526,7 +538,7 @@ class LayerArrays:
             return None
         measured = self._measured.get((layer, side, n))
         self.codebooks.append(CodebookUse(layer, side, name, measured is not None))
-        return self._arrays.from_numpy(table_of(measured or NORMAL[n]))
+        return self._arrays(layer).from_numpy(table_of(measured or NORMAL[n]))
 
 
 def segment_batch(

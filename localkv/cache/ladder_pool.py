@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -435,10 +435,12 @@ class LadderRows:
         arenas: of each layer, uint8 [units, bytes of a unit].
     """
 
-    def __init__(self, arrays: Arrays, layout: GroupLayout, sizes: LadderSizes) -> None:
+    def __init__(
+        self, arrays: Callable[[int], Arrays], layout: GroupLayout, sizes: LadderSizes
+    ) -> None:
         self.arrays, self.layout, self.sizes = arrays, layout, sizes
         shape = (sizes.n_units, sizes.unit)
-        self.arenas = {layer: arrays.bytes(shape) for layer in layout.group.layers}
+        self.arenas = {layer: arrays(layer).bytes(shape) for layer in layout.group.layers}
 
     def planes(self, layer: int, rung: int) -> Planes:
         """The planes of a rung: uint8 [places, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
@@ -453,7 +455,8 @@ class LadderRows:
             planes = list[Array]()
             for n_blocks, n_bytes in row_fields(FORMATS[name], dim):
                 shape = (n_places, group.n_kv_heads, PAGE_TOKENS, n_blocks, n_bytes)
-                planes.append(self.arrays.strided(self.arenas[layer], first, shape, sizes.unit))
+                arena, strided = self.arenas[layer], self.arrays(layer).strided
+                planes.append(strided(arena, first, shape, sizes.unit))
                 first += group.n_kv_heads * PAGE_TOKENS * n_blocks * n_bytes
             sides.append(tuple(planes))
         return sides[0], sides[1]

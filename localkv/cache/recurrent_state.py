@@ -11,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from localkv.arch.spec import LayerState
 from localkv.cache.arrays import Array, Arrays, StateRows
 from localkv.cache.pages import NO_SLOT, Checkpoint, Sequence
 from localkv.errors import LocalKVError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -53,11 +59,37 @@ def state_bytes(layers: Seq[LayerState], *, n_sequences: int = 1, n_between: int
     return FLOAT * floats_of(layers) * n_sequences * (1 + n_between)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The states of layers of one place, one after the other.
+
+    Attributes:
+        data: float32 [places, n].
+        first: where they begin among all layers'.
+    """
+
+    arrays: Arrays
+    data: Array
+    first: int
+
+    def rows_of(self, item: LayerState, at: int, n_slots: int) -> StateRows:
+        """A layer's, which begin at `at` in `data`."""
+        spec, (n_rows, n_memory) = item.state, item.state.n_floats
+        memory_at = at + _padded(n_rows)
+        rows = self._view(at, n_rows, (spec.n_rows, spec.n_channels))
+        memory = self._view(memory_at, n_memory, spec.memory) if n_memory else None
+        return StateRows(rows, memory, self.data, at, memory_at, n_slots, self.first)
+
+    def _view(self, at: int, n: int, shape: tuple[int, ...]) -> Array:
+        return self.data[:, at : at + n].reshape((len(self.data), *shape))
+
+
 class RecurrentStates:
     """The states of all recurrent layers and sequences.
 
     Args:
         layers: the layers of the model that have states.
+        arrays: where they live, of each of these layers.
         n_sequences: how many are held at the same time.
         n_between: generated tokens of a batch, but its last, after which states are kept until the
             sequence's next batch: guesses that turn out wrong are taken back at no cost, as the
@@ -70,7 +102,7 @@ class RecurrentStates:
         self,
         layers: Seq[LayerState],
         *,
-        arrays: Arrays,
+        arrays: Callable[[int], Arrays],
         n_sequences: int,
         config: CheckpointConfig,
         n_between: int = 0,
@@ -78,38 +110,33 @@ class RecurrentStates:
     ) -> None:
         self._make_room = make_room
         self._checkpoints = WeakSet[Checkpoint]()
-        self.arrays = arrays
         self.specs = tuple(layers)
         self.config = config
         self.n_slots = n_sequences
         self.n_between = n_between
         self.layers = dict[int, StateRows]()
+        self.n_floats = floats_of(layers)
         n_places = n_sequences * (1 + n_between)
-        self.data = arrays.zeros(n_places, floats_of(layers)) if layers else None
         self._places = [
             [slot, *range(n_sequences + slot * n_between, n_sequences + (slot + 1) * n_between)]
             for slot in range(n_sequences)
         ]
+        self.parts = list[_Part]()
         at = 0
-        for item in layers:
-            spec, (n_rows, n_memory) = item.state, item.state.n_floats
-            memory_at = at + _padded(n_rows)
-            rows = self._part(at, n_rows, (spec.n_rows, spec.n_channels))
-            memory = self._part(memory_at, n_memory, spec.memory) if n_memory else None
-            places = at, memory_at, n_sequences
-            self.layers[item.layer] = StateRows(rows, memory, self.data, *places)
-            at = memory_at + _padded(n_memory)
-
-    def _part(self, at: int, n: int, shape: tuple[int, ...]) -> Array:
-        assert self.data is not None
-        return self.data[:, at : at + n].reshape((len(self.data), *shape))
+        for own, run in groupby(layers, key=lambda item: arrays(item.layer)):
+            group = list(run)
+            part = _Part(own, own.zeros(n_places, floats_of(group)), at)
+            self.parts.append(part)
+            for item in group:
+                self.layers[item.layer] = part.rows_of(item, at - part.first, n_sequences)
+                at += floats_of([item])
 
     def __bool__(self) -> bool:
-        return self.data is not None
+        return bool(self.parts)
 
     @property
     def n_bytes(self) -> int:
-        return 0 if self.data is None else int(self.data.nbytes)
+        return sum(int(part.data.nbytes) for part in self.parts)
 
     @property
     def n_checkpoints(self) -> int:
@@ -122,7 +149,7 @@ class RecurrentStates:
         Raises:
             LocalKVError: there is none.
         """
-        if self.data is None:
+        if not self.parts:
             return 0
         used = {sequence.slot for sequence in taken}
         for slot in range(self.n_slots):
@@ -132,14 +159,14 @@ class RecurrentStates:
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether a sequence has states, not only checkpoints."""
-        return self.data is not None and sequence.slot != NO_SLOT
+        return bool(self.parts) and sequence.slot != NO_SLOT
 
     def copy(self, sequence: Sequence, other: Sequence) -> None:
         """Give another sequence the states of one, and its checkpoints."""
         other.n_stepped, other.between = sequence.n_stepped, -1
         if self.has_place(sequence):
-            assert self.data is not None
-            self.data[self.place(other)] = self.row(sequence)
+            for part in self.parts:
+                part.data[self.place(other)] = part.data[self.place(sequence)]
 
     def place(self, sequence: Sequence) -> int:
         """Where the states of a sequence are, of all places."""
@@ -151,7 +178,7 @@ class RecurrentStates:
 
     def give_back(self, sequence: Sequence) -> None:
         """Leave a sequence its checkpoints alone."""
-        if self.data is not None:
+        if self.parts:
             sequence.slot, sequence.n_stepped, sequence.between = NO_SLOT, -1, -1
 
     def after(self, sequence: Sequence, n_tokens: int, *, generated: bool) -> list[int]:
@@ -173,26 +200,29 @@ class RecurrentStates:
         Raises:
             LocalKVError: the states are not those before them.
         """
-        if self.data is None:
+        if not self.parts:
             return
         keeps = self._keeps_between(length - position, generated=generated)
         sequence.between = position if keeps else -1
         if position == 0:
-            self.data[self.place(sequence)] = 0.0
+            for part in self.parts:
+                part.data[self.place(sequence)] = 0.0
         elif sequence.n_stepped != position:
             raise LocalKVError(
                 f"states after {sequence.n_stepped} tokens can't go on after {position}"
             )
         sequence.n_stepped = length
 
-    def row(self, sequence: Sequence) -> Array:
-        """All states of a sequence, float32 [n]."""
-        assert self.data is not None
-        return self.data[self.place(sequence)]
+    def copied(self, sequence: Sequence) -> NDArray[np.float32]:
+        """A copy of all states of a sequence, on the host: float32 [n_floats]."""
+        import numpy as np
+
+        place = self.place(sequence)
+        return np.concatenate([part.arrays.to_numpy(part.data[place]) for part in self.parts])
 
     def boundary(self, sequence: Sequence, end: int, n_prompt: int) -> int:
         """Where the next batch of a prompt should end to leave a checkpoint, at most at `end`."""
-        if self.data is None or not self.config.most:
+        if not self.parts or not self.config.most:
             return end
         at, stops = sequence.length, [self._last(sequence) + self.config.step]
         if n_prompt - self._last(sequence) >= LONG_PROMPT:
@@ -201,7 +231,7 @@ class RecurrentStates:
 
     def is_due(self, sequence: Sequence) -> bool:
         """Whether its last checkpoint is that long ago."""
-        if self.data is None:
+        if not self.parts:
             return False
         return sequence.length >= self._last(sequence) + self.config.step
 
@@ -215,7 +245,7 @@ class RecurrentStates:
 
     def keep(self, sequence: Sequence) -> None:
         """Make a checkpoint of the states as they are."""
-        if self.data is None or not self.config.most or sequence.n_stepped != sequence.length:
+        if not self.parts or not self.config.most or sequence.n_stepped != sequence.length:
             return
         kept = sequence.kept
         if kept and kept[-1].length == sequence.length:
@@ -224,20 +254,20 @@ class RecurrentStates:
             del kept[_dispensable([item.length for item in kept], sequence.length)]
         while self.n_checkpoints >= self.config.most * self.n_slots and self._make_room():
             pass
-        data = self.arrays.to_numpy(self.row(sequence)).copy()
+        data = self.copied(sequence)
         kept.append(Checkpoint(sequence.length, data))
         self._checkpoints.add(kept[-1])
 
     def mark(self, sequence: Sequence, n_tokens: int) -> None:
         """Make a checkpoint that counts for nothing else, until `unmark`, unless the states after
         each of the next generated tokens are kept."""
-        if self.data is None:
+        if not self.parts:
             return
         self.unmark(sequence)
         if self._keeps_between(n_tokens, generated=True):
             return
         if not (sequence.kept and sequence.kept[-1].length == sequence.length):
-            data = self.arrays.to_numpy(self.row(sequence)).copy()
+            data = self.copied(sequence)
             sequence.kept.append(Checkpoint(sequence.length, data, is_mark=True))
 
     def unmark(self, sequence: Sequence) -> None:
@@ -246,7 +276,7 @@ class RecurrentStates:
 
     def reachable(self, sequence: Sequence, length: int) -> int:
         """The largest length up to `length` whose states are known."""
-        if self.data is None or sequence.n_stepped == length:
+        if not self.parts or sequence.n_stepped == length:
             return length
         if 0 <= sequence.between < length < sequence.n_stepped:
             return length
@@ -254,7 +284,7 @@ class RecurrentStates:
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Go back to a length that is `reachable`."""
-        if self.data is None:
+        if not self.parts:
             return
         while sequence.kept and sequence.kept[-1].length > length:
             sequence.kept.pop()
@@ -265,7 +295,9 @@ class RecurrentStates:
             else:
                 found = sequence.kept[-1]
                 assert found.length == length
-                self.data[self.place(sequence)] = self.arrays.from_numpy(found.data)
+                for part in self.parts:
+                    own = found.data[part.first : part.first + part.data.shape[1]]
+                    part.data[self.place(sequence)] = part.arrays.from_numpy(own)
             sequence.between = -1
         sequence.n_stepped = length
 

@@ -78,6 +78,7 @@ class PlaneRows:
         side, number: "k" or "v", and which of the type's planes.
         pool: index of the one that has the pages.
         pages: uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+        arrays: where they live.
         rung: of a ladder, or None.
     """
 
@@ -88,6 +89,7 @@ class PlaneRows:
     fmt: QuantFormat
     pool: int
     pages: Array
+    arrays: Arrays
     rung: int | None = None
 
     @property
@@ -112,7 +114,9 @@ def planes(cache: KVCache) -> Iterator[PlaneRows]:
                 continue
             for side, fmt in (("k", segment.format_k), ("v", segment.format_v)):
                 for j, pages in enumerate(getattr(segment, side)):
-                    yield PlaneRows(i, number, side, j, fmt, rows.pool, pages, rows.rung)
+                    yield PlaneRows(
+                        i, number, side, j, fmt, rows.pool, pages, cache.arrays_of(i), rows.rung
+                    )
 
 
 def held_rows(cache: KVCache, sequence: Sequence) -> list[HeldRows]:
@@ -148,7 +152,7 @@ def rows_out(
     empty = _empty_rows(pool)
     for spans in _some(held.spans):
         ids = _ids(pool, pages, spans)
-        found = cache.arrays.rows_of_pages(plane.fmt, plane.side, plane.number, plane.pages[ids])
+        found = plane.arrays.rows_of_pages(plane.fmt, plane.side, plane.number, plane.pages[ids])
         rows = found.swapaxes(1, 2).reshape(-1, *plane.row_shape)
         if spans[0][0] == 0 and len(empty):
             rows = rows.copy()
@@ -173,7 +177,7 @@ def rows_in(
             page[: end - start] = rows[start:end]
         ids = _ids(pool, pages, spans)
         ordered = np.ascontiguousarray(whole.swapaxes(1, 2))
-        plane.pages[ids] = cache.arrays.pages_of_rows(plane.fmt, plane.side, plane.number, ordered)
+        plane.pages[ids] = plane.arrays.pages_of_rows(plane.fmt, plane.side, plane.number, ordered)
 
 
 def take_pages(cache: KVCache, sequence: Sequence, held: Seq[HeldRows]) -> bool:
@@ -246,7 +250,7 @@ def memory_out(arrays: Arrays, state: StateRows, kept: Seq[Checkpoint]) -> Float
     assert state.memory is not None
     heads, n_rows, n_columns = map(int, state.memory.shape[1:])
     piece = arrays.memory_piece(n_columns)
-    found = _parts(kept, state.memory_at, heads * n_rows * n_columns)
+    found = _parts(kept, state.first + state.memory_at, heads * n_rows * n_columns)
     pieces = found.reshape(-1, heads, n_columns // piece, n_rows, piece)
     return np.ascontiguousarray(pieces.swapaxes(2, 3)).reshape(-1, heads, n_rows, n_columns)
 
@@ -254,7 +258,9 @@ def memory_out(arrays: Arrays, state: StateRows, kept: Seq[Checkpoint]) -> Float
 def conv_out(state: StateRows, kept: Seq[Checkpoint]) -> Floats:
     """The rows of a layer in checkpoints: float32 [n, n_rows, n_channels]."""
     n_rows, n_channels = map(int, state.rows.shape[1:])
-    return _parts(kept, state.rows_at, n_rows * n_channels).reshape(-1, n_rows, n_channels)
+    return _parts(kept, state.first + state.rows_at, n_rows * n_channels).reshape(
+        -1, n_rows, n_channels
+    )
 
 
 def _parts(kept: Seq[Checkpoint], at: int, n: int) -> Floats:
@@ -268,15 +274,15 @@ def checkpoints_in(
     cache: KVCache, lengths: Iterable[int], conv: dict[int, Floats], memory: dict[int, Floats]
 ) -> list[Checkpoint]:
     """Checkpoints of what `conv_out` and `memory_out` gave of each layer."""
-    n_floats = 0 if cache.states.data is None else int(cache.states.data.shape[1])
-    found = [Checkpoint(length, np.zeros(n_floats, np.float32)) for length in lengths]
-    for i, state in cache.states.layers.items():
-        _put(found, state.rows_at, conv[i])
+    states = cache.states
+    found = [Checkpoint(length, np.zeros(states.n_floats, np.float32)) for length in lengths]
+    for i, state in states.layers.items():
+        _put(found, state.first + state.rows_at, conv[i])
         if state.memory is not None:
             count, heads, n_rows, n_columns = memory[i].shape
-            piece = cache.arrays.memory_piece(n_columns)
+            piece = cache.arrays_of(i).memory_piece(n_columns)
             rows = memory[i].reshape(count, heads, n_rows, n_columns // piece, piece)
-            _put(found, state.memory_at, rows.swapaxes(2, 3))
+            _put(found, state.first + state.memory_at, rows.swapaxes(2, 3))
     return found
 
 

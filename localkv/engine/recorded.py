@@ -150,7 +150,7 @@ class DecodeLoop:
         self._buckets = dict[tuple[int, BucketKey], Bucket]()
         self._inputs = dict[int, Inputs]()
         self._random = self.arrays.int64([0, 0])
-        self._state = cache.states.data
+        self._states = [part.data for part in cache.states.parts]
         self._draws: list[Draw] = []
 
     def warm_up(self, sequence: Sequence) -> None:
@@ -408,8 +408,7 @@ class DecodeLoop:
         """What repeats `step`; nothing has changed when this returns."""
         if not self.records:
             return step
-        states = () if self._state is None else (self._state,)
-        changed = (inputs.tokens, inputs.positions, self._random, *states)
+        changed = (inputs.tokens, inputs.positions, self._random, *self._states)
         return self._recorder.record(step, changed)
 
 

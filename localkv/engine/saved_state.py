@@ -304,13 +304,17 @@ def cache_identity(cache: KVCache) -> dict[str, str]:
     """What bytes of rows mean: segments and types by layer, scales and codebooks."""
     segments_of = {i: layout.segments for layout in cache.layouts for i in layout.group.layers}
     specs = [list(segments_of.get(i, ())) for i in range(len(cache.layers))]
-    segments = [segment for layer in cache.layers for segment in layer.segments]
+    segments = [
+        (cache.arrays_of(i), segment)
+        for i, layer in enumerate(cache.layers)
+        for segment in layer.segments
+    ]
     return {
         "layers": json.dumps([[asdict(spec) for spec in of_layer] for of_layer in specs]),
         "types": in_words([_pair(of_layer) for of_layer in specs]),
-        "scales": _digest(cache, (x for part in segments for x in (part.scale_k, part.scale_v))),
+        "scales": _digest((at, x) for at, part in segments for x in (part.scale_k, part.scale_v)),
         "codebooks": _digest(
-            cache, (x for part in segments for x in (part.codebook_k, part.codebook_v))
+            (at, x) for at, part in segments for x in (part.codebook_k, part.codebook_v)
         ),
     }
 
@@ -321,9 +325,9 @@ def _pair(specs: list[SegmentSpec]) -> tuple[str, str] | None:
     return (packed[-1].type_k, packed[-1].type_v) if packed else None
 
 
-def _digest(cache: KVCache, tables: Iterable[Array | None]) -> str:
+def _digest(tables: Iterable[tuple[Arrays, Array | None]]) -> str:
     """The digest of arrays; None stands for a missing one. Empty if all are missing."""
-    found = [None if x is None else cache.arrays.to_numpy(x).tobytes() for x in tables]
+    found = [None if x is None else at.to_numpy(x).tobytes() for at, x in tables]
     if not any(found):
         return ""
     return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
@@ -581,7 +585,7 @@ class Conversion:
             exact = FORMATS[TAIL_TYPE].codec
             x = exact.decode(exact.encode(x))
         segment = self.target.layers[layer].segments[number]
-        scale, codebook, rotation = _facts(self.target, segment, side)
+        scale, codebook, rotation = _facts(self.target.arrays_of(layer), segment, side)
         codec = codec_of(plane.fmt, codebook)
         packed = codec.encode(np.ascontiguousarray(hadamard(x, rotation) / scale))
         again = hadamard(codec.decode(packed) * scale, rotation)
@@ -600,7 +604,7 @@ class Conversion:
             pool = self.source.pools[self._from[key][0].pool]
             at = _positions(pool, self._source_held[pool.index])
             segment = self.source.layers[layer].segments[key[1]]
-            scale, codebook, rotation = _facts(self.source, segment, side)
+            scale, codebook, rotation = _facts(self.source.arrays_of(layer), segment, side)
             stored = [self._read(plane.name).swapaxes(0, 1) for plane in self._from[key]]
             codec = codec_of(self._from[key][0].fmt, codebook)
             if len(at):
@@ -634,12 +638,11 @@ def _positions(pool: PagePool, held: HeldRows) -> NDArray[np.int64]:
     return found
 
 
-def _facts(cache: KVCache, segment: Segment, side: str) -> tuple[Any, Seq[float] | None, int]:
+def _facts(arrays: Arrays, segment: Segment, side: str) -> tuple[Any, Seq[float] | None, int]:
     """What rows of a side are divided by, [heads, 1, 1] or 1, their codebook, and rotation."""
     scale, codebook = getattr(segment, f"scale_{side}"), getattr(segment, f"codebook_{side}")
-    to_numpy = cache.arrays.to_numpy
-    divisor = np.float32(1) if scale is None else to_numpy(scale)[:, None, None]
-    table = None if codebook is None else to_numpy(codebook).tolist()
+    divisor = np.float32(1) if scale is None else arrays.to_numpy(scale)[:, None, None]
+    table = None if codebook is None else arrays.to_numpy(codebook).tolist()
     return divisor, table, getattr(segment, f"rotation_{side}")
 
 
@@ -695,8 +698,7 @@ def _states_of(cache: KVCache, sequence: CachedSequence) -> list[Checkpoint]:
     states, kept = cache.states, list(sequence.kept)
     is_kept = any(item.length == sequence.length for item in kept)
     if states.has_place(sequence) and sequence.n_stepped == sequence.length and not is_kept:
-        row = cache.arrays.to_numpy(states.row(sequence)).copy()
-        kept.append(Checkpoint(sequence.length, row))
+        kept.append(Checkpoint(sequence.length, states.copied(sequence)))
     return kept
 
 
@@ -707,7 +709,7 @@ def _state_tensors(
         rows = conv_out(state, kept)
         yield f"layers.{i}.state.rows", rows.shape, rows
         if state.memory is not None:
-            memory = memory_out(cache.arrays, state, kept)
+            memory = memory_out(cache.arrays_of(i), state, kept)
             yield f"layers.{i}.state.memory", memory.shape, memory
 
 

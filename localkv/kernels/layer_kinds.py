@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from localkv.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
@@ -17,6 +19,7 @@ from localkv.arch.spec import (
 )
 from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
+from localkv.kernels.places import Places
 
 WORDS: dict[type, str] = {
     AttentionSpec: "attention",
@@ -62,3 +65,19 @@ def check_layers(backend: Backend, config: ModelSpec) -> None:
                 f"{backend.name} backend needs",
                 hint="use device reference, which is slow",
             )
+
+
+def check_places(places: Places, config: ModelSpec) -> None:
+    """Refuse a model with a part of a layer that its place can't run; raises as `check_layers`."""
+    placement = places.placement
+    for k in placement.used:
+        own = tuple(
+            replace(
+                layer,
+                mixer=layer.mixer if placement.layers[i] == k else None,
+                beside=layer.beside if placement.layers[i] == k else None,
+                ffn=layer.ffn if placement.blocks[i] == k else None,
+            )
+            for i, layer in enumerate(config.layers)
+        )
+        check_layers(places.backends[k], replace(config, layers=own))

@@ -261,7 +261,8 @@ class AltUpWeights:
 class LayerWeights:
     """One layer: a mixer, then a feed-forward block.
 
-    Whatever `LayerSpec` has not is None; `output_scale` is a number.
+    Whatever `LayerSpec` has not is None; `output_scale` is a number. A block at another place than
+    its layer is `apart`, with the norms around it, and `ffn` is None.
     """
 
     mixer: MixerWeights | None
@@ -280,6 +281,7 @@ class LayerWeights:
     laurel: LaurelWeights | None = None
     altup: AltUpWeights | None = None
     beside: MixerWeights | None = None
+    apart: LayerWeights | None = None
 
     @property
     def attention(self) -> AttentionWeights:
@@ -290,7 +292,7 @@ class LayerWeights:
     @property
     def moe(self) -> MoeWeights | None:
         """Its routed experts, if it has some."""
-        match self.ffn:
+        match self.ffn if self.apart is None else self.apart.ffn:
             case MlpAndMoeWeights(moe=moe) | (MoeWeights() as moe):
                 return moe
         return None

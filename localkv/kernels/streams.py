@@ -28,6 +28,7 @@ from localkv.kernels.layer_weights import (
     PerLayerTable,
 )
 from localkv.kernels.namespace import namespace
+from localkv.kernels.places import moved
 
 
 class Streams(Protocol):
@@ -53,6 +54,10 @@ class Streams(Protocol):
         """[tokens, n_embd] after all layers."""
         ...
 
+    def move(self, target: Backend) -> None:
+        """Go on at another place."""
+        ...
+
 
 class OneStream:
     """The plain residual stream."""
@@ -74,6 +79,9 @@ class OneStream:
 
     def merged(self) -> Array:
         return self.x
+
+    def move(self, target: Backend) -> None:
+        self.x, self.backend = moved(self.x, self.backend, target), target
 
 
 def with_laurel(backend: Backend, x: Array, layer_input: Array, layer: LayerWeights) -> Array:
@@ -177,6 +185,9 @@ class AltUpStreams:
         for i, proj in enumerate(self.projections.unembd_proj, 1):
             total = total + as_long_as(first, self.backend.linear(self.streams[:, i], proj))
         return total * (1.0 / self.streams.shape[1])
+
+    def move(self, target: Backend) -> None:
+        self.streams, self.backend = moved(self.streams, self.backend, target), target
 
     def _routed(self, x: Array, weights: AltUpWeights) -> Array:
         """A value for each stream: [tokens, S]."""

@@ -166,6 +166,12 @@ class TensorReader:
         """Hands out the tensors of a layer, by names without its number."""
         return replace(self, at=f"blk.{index}.")
 
+    def by(self, backend: Preparer | None) -> TensorReader:
+        """Hands out the same tensors, prepared by another backend; None is this one."""
+        if backend is None or backend is self.backend:
+            return self
+        return replace(self, backend=backend)
+
     def has(self, name: str) -> bool:
         return self.source.has(self.at + name)
 

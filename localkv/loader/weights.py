@@ -44,7 +44,7 @@ from localkv.errors import ModelFileError, byte_size, quoted
 from localkv.kernels.backend import Backend, as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
-from localkv.kernels.layer_kinds import check_layers
+from localkv.kernels.layer_kinds import check_places
 from localkv.kernels.layer_weights import (
     AltUpProjections,
     AltUpWeights,
@@ -66,6 +66,7 @@ from localkv.kernels.layer_weights import (
     ShortConvWeights,
     tensors_of,
 )
+from localkv.kernels.places import Places
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_header import ModelHeader, model_spec
 from localkv.loader.smoothing import SmoothedTensors, Smoothing
@@ -85,7 +86,7 @@ from localkv.system.machine_memory import Range, lock, unlock
 
 def load_model(
     path: str | os.PathLike[str] | GGUFFile,
-    backend: Backend,
+    places: Backend | Places,
     *,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     smoothing: Smoothing | None = None,
@@ -93,16 +94,16 @@ def load_model(
     late: bool = False,
     predicts: bool = False,
 ) -> tuple[Transformer, list[str]]:
-    """The model in a GGUF file, on a backend.
+    """The model in a GGUF file, in its places.
 
     Args:
         path: the file.
-        backend: prepares the weights as it wants them.
+        places: prepare the weights as they want them; a backend is one place for all.
         on_layer: called with the layers that are loaded, of how many.
         smoothing: of K and V, folded into the weights.
         decoded: names of tensors that become float32 (`ModelMemory.decoded`).
         late: weights may be laid out while the model is in use (`Backend.late`), where they are
-            views of the file.
+            views of the file, and all in one place.
         predicts: the block that predicts a further token is read, too.
 
     Returns:
@@ -114,7 +115,9 @@ def load_model(
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     config = model_spec(gguf)
-    check_layers(backend, config)
+    if isinstance(places, Backend):
+        places = Places.one(places, config.n_layers)
+    check_places(places, config)
     source: TensorSource = FileTensors(gguf)
     if smoothing is not None:
         source = SmoothedTensors(source, smoothing.tensor_factors(config, gguf.tensors))
@@ -122,13 +125,13 @@ def load_model(
         source = DecodedTensors(source, decoded)
     read = TensorReader(
         source,
-        backend,
+        places.embedding,
         halve_activations=config.has_experts,
-        late=backend.late if late and smoothing is None and not decoded else None,
+        late=places.whole.late if late and smoothing is None and not decoded else None,
     )
-    weights = model_weights(read, config, on_layer, predicts=predicts)
+    weights = model_weights(read, config, on_layer, predicts=predicts, places=places)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]
-    return Transformer(config, weights, backend), unused
+    return Transformer(config, weights, places), unused
 
 
 def model_weights(
@@ -137,10 +140,12 @@ def model_weights(
     on_layer: Callable[[int, int], None] = lambda done, of: None,
     *,
     predicts: bool = False,
+    places: Places | None = None,
 ) -> ModelWeights:
     """All tensors that a model has.
 
     Args:
+        places: prepare them; None for the reader's backend.
         on_layer: called with the layers that are read, of how many.
         predicts: the block that predicts a further token is read, too.
 
@@ -149,33 +154,37 @@ def model_weights(
     """
     n_vocab, n_embd = config.n_vocab, config.n_embd
     token_embd = read.embedding("token_embd.weight", n_vocab, n_embd)
+    behind = read if places is None else read.by(places.output)
     if config.is_encoder:
         output = Linear(token_embd)
     elif read.has("output.weight"):
-        output = read.linear("output", n_vocab, n_embd)
-    elif not token_embd.reads_rows:
+        output = behind.linear("output", n_vocab, n_embd)
+    elif not token_embd.reads_rows and behind is read:
         output = Linear(token_embd)
     else:
-        output = Linear(read.late_matrix("token_embd.weight", n_vocab, n_embd))
+        output = Linear(behind.late_matrix("token_embd.weight", n_vocab, n_embd))
     divisors = {
         name: read.values(name, rope.n_divisors or rope.n_dims // 2)[: rope.n_dims // 2]
         for rope in config.ropes
         for name in (rope.divisors, rope.long_divisors)
         if name
     }
-    layers = []
+    layers, last = [], None if places is None else places.of_layer(config.n_layers - 1)
     for i, spec in enumerate(config.layers):
         on_layer(i, config.n_layers)
-        layers.append(layer_weights(read.layer(i), spec, config.altup, n_embd))
+        own = read.layer(i)
+        layer = own if places is None else own.by(places.of_layer(i))
+        block = layer if places is None else own.by(places.of_block(i))
+        layers.append(layer_weights(layer, spec, config.altup, n_embd, block))
     on_layer(config.n_layers, config.n_layers)
     weights = ModelWeights(
         token_embd=token_embd,
         layers=tuple(layers),
-        output_norm=read.norm(config.output_norm, n_embd),
+        output_norm=behind.norm(config.output_norm, n_embd),
         output=output,
         rope_divisors=divisors,
         per_layer=per_layer_table(read, config),
-        altup=altup_projections(read, config),
+        altup=altup_projections(read, config, read if places is None else read.by(last)),
         position_embd=read.embedding("position_embd.weight", config.n_positions, n_embd)
         if config.n_positions
         else None,
@@ -183,8 +192,8 @@ def model_weights(
         if config.n_token_types
         else None,
         embedding_norm=read.norm(config.embedding_norm, n_embd) if config.embedding_norm else None,
-        classifier=classifier_weights(read, config.classifier, n_embd),
-        dense=dense_weights(read, config),
+        classifier=classifier_weights(behind, config.classifier, n_embd),
+        dense=dense_weights(behind, config),
     )
     if not predicts or config.prediction is None:
         return weights
@@ -247,9 +256,23 @@ def prediction_weights(
 
 
 def layer_weights(
-    read: TensorReader, spec: LayerSpec, altup: AltUpSpec | None, n_embd: int
+    read: TensorReader,
+    spec: LayerSpec,
+    altup: AltUpSpec | None,
+    n_embd: int,
+    block: TensorReader | None = None,
 ) -> LayerWeights:
-    """The weights of the layer that `read` hands out."""
+    """The weights of the layer that `read` hands out.
+
+    Args:
+        block: hands out the tensors of its feed-forward block, for the place where that is.
+    """
+    apart: LayerWeights | None = None
+    if block is not None and block.backend is not read.backend and spec.ffn is not None:
+        alone = replace(spec, mixer=None, beside=None, mixed_norm=None, output_scale=None)
+        alone = replace(alone, per_layer_input=None, laurel=None)
+        apart = layer_weights(block, alone, None, n_embd)
+        spec = replace(spec, ffn=None, hidden_norm=None)
     per_layer, laurel = spec.per_layer_input, spec.laurel
 
     def norm(of: NormSpec | None, size: int = n_embd) -> Norm | None:
@@ -287,6 +310,7 @@ def layer_weights(
         ),
         altup=None if altup is None else altup_weights(read, altup, n_embd),
         beside=None if spec.beside is None else mixer_weights(read, spec.beside, n_embd),
+        apart=apart,
     )
 
 
@@ -638,14 +662,16 @@ def per_layer_table(read: TensorReader, config: ModelSpec) -> PerLayerTable | No
     )
 
 
-def altup_projections(read: TensorReader, config: ModelSpec) -> AltUpProjections | None:
-    """The model's part of AltUp, or None."""
+def altup_projections(
+    read: TensorReader, config: ModelSpec, behind: TensorReader
+) -> AltUpProjections | None:
+    """The model's part of AltUp, or None; streams become one where `behind` has the last layer."""
     if config.altup is None:
         return None
     n, n_embd = config.altup.n_streams - 1, config.n_embd
     return AltUpProjections(
         proj=read.linears("altup_proj", n, n_embd, n_embd),
-        unembd_proj=read.linears("altup_unembd_proj", n, n_embd, n_embd),
+        unembd_proj=behind.linears("altup_unembd_proj", n, n_embd, n_embd),
     )
 
 

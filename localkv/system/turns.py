@@ -89,7 +89,7 @@ class Turns:
     """
 
     def __init__(self, recover: Callable[[], None] = lambda: None) -> None:
-        self._recover = recover
+        self.recover = recover
         self._unfinished = False
         self._queue = deque[_Ticket]()
         refuse_fork()
@@ -125,7 +125,7 @@ class Turns:
             if self._queue[0] is not ticket:
                 self._wait(ticket, cancel)
             if self._unfinished:
-                self._recover()
+                self.recover()
             self._unfinished = True
             if user is None:
                 result = work()

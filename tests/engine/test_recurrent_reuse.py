@@ -209,9 +209,10 @@ def test_every_sequence_has_a_place_of_its_own(model: Transformer) -> None:
 
 def test_which_checkpoint_goes(model: Transformer) -> None:
     """Those of long ago are farther apart."""
+    arrays = NumpyArrays()
     states = RecurrentStates(
         model.config.states,
-        arrays=NumpyArrays(),
+        arrays=lambda layer: arrays,
         n_sequences=1,
         config=CheckpointConfig(most=4, step=1),
     )
@@ -263,7 +264,7 @@ def test_decoding_from_fixed_buffers(tmp_path: Path) -> None:
         sequence.length += 1
         assert sequence.n_stepped == sequence.length
     assert texts == answer(engine(model), prompt, 5)
-    assert isinstance(cache.states.data, torch.Tensor)
+    assert isinstance(cache.states.parts[0].data, torch.Tensor)
 
 
 def test_what_is_asked_for_is_kept_exactly(model: Transformer) -> None:
@@ -305,13 +306,14 @@ def test_guesses_are_taken_back_by_a_copy(
                     used.evaluate(guesses[:n_right], "all", generated=True)
                 else:
                     states = used.slot.cache.states
-                    all_states = to_numpy(states.data).copy()
+                    (part,) = states.parts
+                    all_states = to_numpy(part.data).copy()
                     assert used.truncate(at + n_right) == at + n_right
-                    assert np.array_equal(to_numpy(states.data), all_states)  # none is copied
+                    assert np.array_equal(to_numpy(part.data), all_states)  # none is copied
                 assert np.isfinite(logits).all()
                 is_equal(
-                    to_numpy(used.cache.states.row(used.sequence)),
-                    to_numpy(plain.cache.states.row(plain.sequence)),
+                    used.cache.states.copied(used.sequence),
+                    plain.cache.states.copied(plain.sequence),
                 )
             want = to_numpy(plain.evaluate([11], generated=True))
             is_equal(to_numpy(used.evaluate([11], generated=True)), want)
@@ -330,7 +332,7 @@ def test_a_fork_has_no_states_between_guesses(model: Transformer) -> None:
 def test_guesses_taken_back_again_and_again(model: Transformer) -> None:
     """States change places each time, in another order each time."""
     plain, used = engine(model), Engine(model, CACHE, n_batch=32, n_between=3)
-    to_numpy, rng = model.backend.arrays.to_numpy, random.Random(4)
+    rng = random.Random(4)
     for one in (plain, used):
         one.evaluate([5, 4, 3])
     for _ in range(40):
@@ -340,5 +342,5 @@ def test_guesses_taken_back_again_and_again(model: Transformer) -> None:
         assert used.truncate(at + n_right) == at + n_right
         for token in guesses[:n_right]:
             plain.evaluate([token], generated=True)
-        states = (to_numpy(one.cache.states.row(one.sequence)) for one in (plain, used))
+        states = (one.cache.states.copied(one.sequence) for one in (plain, used))
         np.testing.assert_array_equal(*states)

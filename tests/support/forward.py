@@ -51,8 +51,8 @@ def new_cache(
         kv_scales=kv_scales,
         states=model.config.states,
     )
-    if cache.states:
-        cache.states.data[:] = np.nan
+    for part in cache.states.parts:
+        part.data[:] = np.nan
     generator = np.random.default_rng(1)
     for pool in cache.pools:
         _spoil(cache, pool, pool.free)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch
+from localkv.cache.arrays import Arrays, Readback, Recorder, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.recurrent.jobs import vectors_of
 from localkv.kernels.namespace import Arrived, Unrecorded
@@ -83,6 +83,9 @@ class NumpyArrays:
 
     def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
+
+    def arrived(self, array: Any, source: Arrays) -> NDArray[Any]:
+        return np.ascontiguousarray(source.to_numpy(array))
 
     def rows_of_pages(
         self, fmt: QuantFormat, side: str, plane: int, pages: NDArray[np.uint8]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache.arrays import Readback, Recorder, Segment, SegmentBatch, Step
+from localkv.cache.arrays import Arrays, Readback, Recorder, Segment, SegmentBatch, Step
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import repack_page
 from localkv.kernels.namespace import Arrived, Unrecorded
@@ -145,6 +145,11 @@ class TorchArrays:
 
     def to_numpy(self, array: Tensor) -> NDArray[Any]:
         return array.cpu().numpy()
+
+    def arrived(self, array: Any, source: Arrays) -> Tensor:
+        if isinstance(array, Tensor):  # between GPUs a copy from one's memory to the other's
+            return array.to(self.device, non_blocking=True)
+        return self.from_numpy(array)
 
     def rows_of_pages(
         self, fmt: QuantFormat, side: str, plane: int, pages: Tensor

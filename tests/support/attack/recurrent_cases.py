@@ -100,9 +100,10 @@ def recurrent_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
             )
     layer, of = LayerWeights(weights, None, norm(N_EMBD), None), LayerSpec(spec, None, None, None)
     n_tokens = sum(lengths)
+    own = NumpyArrays()
     states = RecurrentStates(
         [LayerState(0, spec.state)],
-        arrays=NumpyArrays(),
+        arrays=lambda layer: own,
         n_sequences=4,
         config=CheckpointConfig(),
         n_between=n_tokens // 4 + 1,
@@ -126,7 +127,7 @@ def recurrent_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     fast = RecurrentLayer(LayerChains(Scratch()), mixers, products)
     results = []
     for mix in (mixers[type(spec)], fast):
-        data = memory.array(np.zeros_like(states.data), "states")
+        data = memory.array(np.zeros_like(states.parts[0].data), "states")
         rows = _views(states.layers[0], data)
         cache = LayerCache((), state=rows)
         out = [mix(x, layer, of, TokenInputs(None, None), cache, batch) for _ in range(2)]
