@@ -1,7 +1,7 @@
 """Gemma 1 to 4: GELU, scaled embeddings; from 2 on norms after each block, and windows.
 
-Gemma 3n and 4 norm q, k and v of each head and don't scale their products, let the last layers read
-K and V of earlier ones, and give each layer an embedding. Norms of Gemma 1 to 3 are 1 + w;
+Gemma 3n and 4 norm q, k and v of each head and don't scale their products. They let the last layers
+read K and V of earlier ones, and give each layer an embedding. Norms of Gemma 1 to 3 are 1 + w;
 converters add the 1, so files hold w as it is used.
 
 After llama.cpp's `src/models/gemma.cpp`, `gemma2.cpp`, `gemma3.cpp`, `gemma3n.cpp` and

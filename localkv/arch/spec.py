@@ -4,8 +4,8 @@ The files of the families (`arch/llama.py`, ...) make these of a file's metadata
 reads them and knows no architecture's name: the forward pass, the loader, the backends, the cache
 and the memory plan. Nothing here computes, and nothing imports an array library.
 
-The order is from the small to the whole: norms and RoPE, mixers, feed-forward blocks, what a layer
-does to the residual stream beyond these, then a layer, and a model.
+The definitions go from the small to the whole: norms and RoPE, then mixers, then feed-forward
+blocks. What a layer does to the residual stream beyond these comes next, then a layer, and a model.
 
 A mixer is the part of a layer in which a token reads those before it. Attention keeps rows of K and
 V of each token (`cache/kv_cache.py`), a recurrent mixer a state of constant size for each sequence
@@ -29,9 +29,10 @@ class NormSpec:
             it uses; empty for a norm without weights.
         kind: "rms" (Zhang & Sennrich 2019) or "layer" (Ba et al. 2016), which takes the mean off.
         eps: added to the mean square or the variance.
-        span: the values of q or k that are normed together, and the weight's shape: each "head"
-            by one weight [channels], each of the "heads" by its own [heads, channels], or the
-            whole "row" of all heads by a weight [heads * channels].
+        span: the values of q or k that are normed together, and the weight's shape. With "head"
+            each head is normed by one weight [channels]. With "heads" each is normed by its own,
+            [heads, channels]. With "row" all heads are normed together by a weight [heads *
+            channels].
         biased: an RMSNorm takes the file's bias, too (Phi 3.5 MoE), as every LayerNorm does.
     """
 
@@ -457,9 +458,9 @@ class MoeSpec:
         n_ff: hidden width of one expert.
         n_ff_shared: hidden width of the shared expert, 0 if there is none.
         renormalise: the selected experts' weights are divided by their sum.
-        gating: what makes shares of the router's logits: the "softmax" over all experts, the
-            "sigmoid" of each, the "softmax_of_chosen" experts, which are chosen by their logits, or
-            the "sqrt_softplus" of each.
+        gating: how the router's logits become shares: by the "softmax" over all experts, the
+            "sigmoid" of each, or the "sqrt_softplus" of each. With "softmax_of_chosen" experts are
+            chosen by their logits, and the softmax is over the chosen ones.
         selection_bias: `exp_probs_b.bias` is added to the shares for the choice only.
         n_groups, n_groups_used: experts are chosen from the best groups, each rated by the sum of
             its two best experts; 1 is no groups.
