@@ -60,8 +60,8 @@ class Options:
 def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
     """The results of a model's tests, one by one, in the grid's order.
 
-    A cache is made, and filled to its depth with random tokens, once for all tests of one setting
-    and depth; after each repetition the rows beyond the depth are dropped.
+    A cache is made once for all tests of one setting and depth, and filled to the depth with random
+    tokens. After each repetition the rows beyond the depth are dropped.
 
     Args:
         grid: its caches are known to fit (`fit.py`).
