@@ -166,8 +166,11 @@ class Arrays(Protocol):
 
 
 Wanted: TypeAlias = Literal["none", "last", "all"]
-"""The new tokens of a sequence whose logits are wanted: none of them in an inner part of a prompt,
-the last one of a prompt's end or a generated token, all where drafted tokens are verified."""
+"""The new tokens of a sequence whose logits are wanted.
+
+An inner part of a prompt wants "none" of them. A prompt's end and a generated token want the "last"
+one. Where drafted tokens are verified, "all" are wanted.
+"""
 
 
 @dataclass(frozen=True)

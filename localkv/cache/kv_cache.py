@@ -1,9 +1,9 @@
 """The paged KV cache: where packed rows of K and V live, and which rows belong to which sequence.
 
-A *group* is the layers whose rows are alike; a *page* holds `PAGE_TOKENS` rows of every layer of a
-group; a *segment* is a range of token positions that is stored in one pair of types (and the newest
-ones, once more, a *tail*); a *sequence* owns page ids and a length. The cache moves bytes about and
-knows nothing of what the formats mean beyond their planes.
+A *group* is the layers whose rows are alike. A *page* holds `PAGE_TOKENS` rows of every layer of a
+group. A *segment* is a range of token positions that is stored in one pair of types; the newest
+positions are stored once more, in a *tail*. A *sequence* owns page ids and a length. The cache
+moves bytes about and knows nothing of what the formats mean beyond their planes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class KVCache:
         layouts: the model's groups of layers, and how their rows are stored: in segments of the
             same positions.
         n_ctx: tokens that one sequence can hold.
-        n_batch: most tokens of a sequence in a batch, on which it depends how many rows layers
-            with a window have to keep; None for no limit, so that they keep all.
+        n_batch: most tokens of a sequence in a batch. How many rows layers with a window have to
+            keep depends on it. None is no limit, so that they keep all.
         n_sequences: sequences that fit at the same time.
         n_tokens: tokens that they have together at most; None for `n_ctx` each.
         arrays: where the pages live, and what batches are made of.
@@ -240,13 +240,15 @@ class KVCache:
             self.states.keep(sequence)
 
     def cut_back(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int:
-        """Forget all tokens from position `length` on, and as many before it as it takes until all
-        rows are there that the next token sees, and the states of recurrent layers. Their pages are
-        given back.
+        """Forget all tokens from position `length` on.
+
+        Tokens before it are forgotten, too, until all rows are there that the next token sees, and
+        the states of recurrent layers. The pages of what is forgotten are given back.
 
         Args:
-            exactly: of a tail, too, so that text goes on with the bits that it would have if it had
-                never been longer; else rows that a tail has lost are read packed.
+            exactly: the tail's rows have to be there, too. Then text goes on with the bits that it
+                would have if it had never been longer. Else rows that a tail has lost are read
+                packed.
 
         Returns:
             the sequence's length now: at most `length`, and 0 if too much was given back.
@@ -620,8 +622,8 @@ class SteadyRows:
     def hold(self, sequence: Sequence) -> bool:
         """Whether the sequence has all that `n_tokens` more tokens at its end need.
 
-        Their rows go to pages that the sequence has, its pages are still the ones that the batch
-        was made with, and no other sequence holds the pages that the rows are stored in.
+        Their rows go to pages that the sequence has. Its pages are still the ones that the batch
+        was made with. No other sequence holds the pages that the rows are stored in.
         """
         return (
             self._first <= sequence.length

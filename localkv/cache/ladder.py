@@ -1,11 +1,11 @@
 """A cache with a budget of bytes, whose pages take smaller types as it fills. No torch.
 
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
-the first; when the budget is full the oldest pages go down a rung, all of them before any goes
-down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`). A
-new page begins on a rung that takes others at most one further (`LadderSizes.landing`).
-Pages with tokens of a tail or a sink (`cache/layout.py`) stay in the first, which is f16. Only full
-pages go to types that pack several tokens together.
+the first. When the budget is full the oldest pages go down a rung, and all of them do before any
+goes down the next. The newest page and the one with a text's first tokens go last
+(`cache/ladder_pool.py`). A new page begins on a rung that takes others at most one further
+(`LadderSizes.landing`). Pages with tokens of a tail or a sink (`cache/layout.py`) stay in the
+first, which is f16. Only full pages go to types that pack several tokens together.
 
 Pages of all rungs lie in one *arena* for each layer, in *units*: the largest number of bytes that
 the pages of all rungs are multiples of. So no byte of the budget is reserved for one type.
@@ -212,8 +212,11 @@ class LadderSizes:
         return 1 if self.pinned.tail or place < self.n_sink else self.n_storing
 
     def stays(self, place: int, length: int) -> bool:
-        """Whether the page at a place of a text of `length` tokens may not go down: it belongs to
-        the sink, or the next token has a row to store there or reads it as the tail."""
+        """Whether the page at a place of a text of `length` tokens may not go down.
+
+        It may not if it belongs to the sink, or if the next token stores its row there or reads it
+        as the tail.
+        """
         oldest = length - max(0, self.pinned.tail - 1)
         return place < self.n_sink or (place + 1) * self.page_tokens > oldest
 

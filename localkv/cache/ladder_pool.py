@@ -1,10 +1,10 @@
 """The pages of a cache with a budget: which rung each is on, and where it lies in the arena.
 
-Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved,
-is so for all sequences that share it. Pages that a sequence has rows to store in are on one rung,
-and stay there until they are full: a batch's rows go to one segment. Where a text was cut back to
-such a page, or begins like another one there, and the page is on a lower rung than a new one would
-be, the sequence gets it on a higher one.
+Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved, is
+so for all sequences that share it. Pages that a sequence has rows to store in are on one rung, and
+stay there until they are full: a batch's rows go to one segment. Where a text was cut back to such
+a page, or begins like another one there, the page may be on a lower rung than a new one would be.
+Then the sequence gets it on a higher one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS_AHEAD = 16
 
 
 class LadderKeeper(Keeper, Protocol):
-    """Whose rows the pages are of."""
+    """The owner of the rows that are in the pages."""
 
     def known(self) -> list[Sequence]:
         """All sequences that there are."""
@@ -70,8 +70,8 @@ class LadderPool(PagePool):
 
     Attributes:
         rungs: of each page, by its number.
-        version: changes with each page that is taken or moved, or goes down a rung: the number of
-            one that was given back may come to lie elsewhere, on another rung.
+        version: changes with each page that is taken or moved, or goes down a rung. A number that
+            was given back may come to lie elsewhere, on another rung.
         requantised: so far.
         highest: rung on which pages begin; 0 but for a warm-up.
     """

@@ -1,15 +1,15 @@
 """How the KV cache is divided, and how many rows and bytes that takes. No torch.
 
-A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`); a *page* holds
-`PAGE_TOKENS` rows of every layer of a group; a *segment* is a range of token positions that is
+A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`). A *page* holds
+`PAGE_TOKENS` rows of every layer of a group. A *segment* is a range of token positions that is
 stored in one pair of types. `KVCache` allocates by this, and the memory plan counts by it.
 
 The first tokens of a text, the *sink*, are stored in f16 only: all later tokens attend to them, and
 their K is unlike any other (Xiao et al. 2023; KVQuant, arXiv:2401.18079, section 3.5). The newest
-ones are read from f16 rows as well (KIVI, arXiv:2402.02750, section 3.2), the *tail*, which is a
-second segment of these positions. Types whose scales belong to a channel can't do without it, as
+tokens, the *tail*, are read from f16 rows as well (KIVI, arXiv:2402.02750, section 3.2), which are
+a second segment of these positions. Types whose scales belong to a channel can't do without it, as
 they pack a number of tokens together. Where a token's tail begins depends on the token's position
-and on nothing else, so that a prompt gives the same in any chunks, and generated text the same as
+and on nothing else. So a prompt gives the same in any chunks, and generated text gives the same as
 if it had been read in a prompt.
 
 A sequence keeps at most `GroupLayout.most_pages` pages of a group with a window, however long the
@@ -43,9 +43,9 @@ FEW_BITS_OF_GROUPS = 5
 def default_sink(bits: float, group_tokens: int) -> int:
     """Tokens of the sink that a pair of types has by itself.
 
-    Types of fewer than 4 bits have one, and types of at most 5 bits with scales by channel: these
-    diverge by up to a third less with one, and their tail has pages for it. Of q4_0 it would take a
-    thirtieth off.
+    Types of fewer than 4 bits have one, and types of at most 5 bits with scales by channel. These
+    types diverge by up to a third less with one, and their tail has pages for it. It would take a
+    thirtieth off the divergence of q4_0.
 
     Args:
         bits: per value, of the smaller type.
@@ -298,10 +298,10 @@ class GroupLayout:
             n_batch: most tokens of a batch; None for no limit.
 
         A prompt's batch needs its own rows and the window before its first token. While tokens are
-        generated, the room of a batch is free for what the end of the prompt saw, and a page more:
-        with it a conversation can be cut back to there (`KVCache.cut_back`), however long the
-        answer has grown. Where the window is so wide that this would cost more, most of the
-        context that is, it gets no room of its own.
+        generated, the room of a batch is free for what the end of the prompt saw, and a page more.
+        With it a conversation can be cut back to there (`KVCache.cut_back`), however long the
+        answer has grown. A window that is most of the context gets no room of its own for that, as
+        it would cost more.
         """
         if not self.reach or n_batch is None:
             return pages_for(n_ctx)
@@ -341,7 +341,7 @@ class GroupLayout:
         return tuple(pools)
 
     def pool_of(self, segment: int) -> int:
-        """Which of the pools has a segment's pages."""
+        """The pool that has a segment's pages, by its index."""
         if self.budget is not None:
             return 0
         if not self.segments[-1].is_tail or len(self.segments) == 2:

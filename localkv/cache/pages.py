@@ -28,7 +28,7 @@ class NoPageError(LocalKVError):
 
 
 class Keeper(Protocol):
-    """Whose rows the pages are of."""
+    """The owner of the rows that are in the pages."""
 
     def make_room(self) -> bool:
         """No page of a pool is free: whether one is now, or may be after a further call."""

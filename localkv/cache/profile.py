@@ -248,7 +248,8 @@ class KVProfile:
 
     @property
     def smoothing_name(self) -> str:
-        """Which smoothing rows were measured with: equal for equal exponents, "" for none."""
+        """A name of the smoothing that rows were measured with: equal for equal exponents, "" for
+        none."""
         exponents = [layer and (layer.k.exponents, layer.v.exponents) for layer in self.layers]
         sides = (side for layer in exponents if layer for side in layer)
         if not self.smoothing or not any(n for side in sides for head in side for n in head):

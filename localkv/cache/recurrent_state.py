@@ -92,8 +92,8 @@ class RecurrentStates:
         arrays: where they live, of each of these layers.
         n_sequences: how many are held at the same time.
         n_between: generated tokens of a batch, but its last, after which states are kept until the
-            sequence's next batch: guesses that turn out wrong are taken back at no cost, as the
-            states after the last one that was right become the sequence's.
+            sequence's next batch. So guesses that turn out wrong are taken back at no cost: the
+            states after the last right one become the sequence's.
         make_room: called when there are as many checkpoints as all of these have at most; whether
             a sequence that was only kept to be forked has given some back.
     """
@@ -303,7 +303,7 @@ class RecurrentStates:
 
 
 def _dispensable(lengths: Seq[int], end: int) -> int:
-    """Which checkpoint leaves the smallest gap, measured by how long ago it is."""
+    """The checkpoint that leaves the smallest gap, measured by how long ago it is."""
     after = [*lengths[1:], end]
     before = [0, *lengths[:-1]]
     gaps = [

@@ -29,7 +29,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Which rows of a pool a sequence has.
+    """The rows of a pool that a sequence has.
 
     Attributes:
         n_rows: up to the last one.
@@ -204,8 +204,11 @@ def take_pages(cache: KVCache, sequence: Sequence, held: Seq[HeldRows]) -> bool:
 
 
 def dropped(pool: PagePool, length: int, held: HeldRows) -> set[int]:
-    """The places of a pool that a sequence does without: the ones that are gone, and, if the pool
-    doesn't allow it that many pages, the oldest that it needs least."""
+    """The places of a pool that a sequence does without.
+
+    These are the ones that are gone. If the pool doesn't allow it that many pages, they are also
+    the oldest, which it needs least.
+    """
     gone, n_places = set(held.gone), pool.n_places(length)
     needed = pool.first_place(length)
     for place in range(pool.kept, needed):
