@@ -103,8 +103,9 @@ def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
     """A cache with a larger context: in the present types or smaller ones, in as many bytes if any.
 
     The context is doubled until a quarter of it is free, up to the length the model was trained
-    for; None if that is no longer, or too short, or the model is a server's. From the pairs of
-    types that need no more bytes than now it takes the most exact one, or else the smallest.
+    for. The result is None if the context gets no longer by that, or not as long as the
+    conversation, or the model is a server's. From the pairs of types that need no more bytes than
+    now it takes the most exact one, or else the smallest.
 
     Args:
         facts: of the engine.
