@@ -144,8 +144,10 @@ def _run(
 def _smoothed(
     llm: LLM, chunks: list[list[int]], plan: Plan, alpha: float
 ) -> tuple[Transformer, Smoothing]:
-    """The model with large channels of K and V made smaller, loaded again for that: the one that
-    was loaded is closed before, so that its weights are in memory once."""
+    """The model with large channels of K and V made smaller, loaded again for that.
+
+    The one that was loaded is closed before, so that its weights are in memory once.
+    """
     from localkv.kernels.select import select_backend
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
@@ -199,8 +201,11 @@ _SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
 
 
 def _n_runs(config: ModelSpec, n_types: int, n_budgets: int, n_tails: int) -> float:
-    """About how many runs of the whole model `measure` makes of a chunk: of a layer and the layers
-    after it there are two, and the errors of all types take as long as some."""
+    """About how many runs of the whole model `measure` makes of a chunk.
+
+    For each layer there are two runs of it and the layers after it. Measuring the errors of all
+    types takes as long as some runs.
+    """
     n_layers = sum(len(group.layers) for group in config.groups)
     return n_tails * (n_layers + n_types + n_budgets + _RUNS_OF_ERRORS)
 

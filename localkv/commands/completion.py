@@ -1,9 +1,9 @@
 """Completion of command lines in shells: bash, zsh and fish.
 
-click finds out what may come next. Here are the values that only we know, a kind of value that it
-does not (`gguf`: model files, and folders on the way to them), and the function for bash: click's
-takes words that bash has cut at every colon and equals sign, and so completes neither
-`org/repo:Q8_0` nor `--device=cpu`.
+click finds out what may come next. This file has the values that only localkv knows, and a kind of
+value that click does not know (`gguf`: model files, and folders on the way to them). It also has
+the function for bash: click's own takes words that bash has cut at every colon and equals sign. So
+that one completes neither `org/repo:Q8_0` nor `--device=cpu`.
 """
 
 from __future__ import annotations

@@ -449,8 +449,8 @@ def bits_option() -> click.Parameter:
 def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
     """The arguments of `LLM` that take a profile's place for types; none if there is no profile.
 
-    A preset takes the types of a profile with at most its bits, if a profile is found and they
-    diverge less than the preset's own pair, as far as that was measured.
+    A preset takes the types of a profile if one is found that has at most its bits. The profile
+    also has to diverge less than the preset's own pair, as far as that was measured.
 
     Raises:
         UsageError: two options say the same thing.

@@ -155,7 +155,7 @@ def _types(cache: CacheConfig) -> Iterator[str]:
 
 
 def _windows(plan: MemoryPlan, n_ctx: int) -> str:
-    """Which layers keep less than the context, and how many tokens."""
+    """In words, the layers that keep less than the context, and how many tokens they keep."""
     fewer = dict[tuple[int, int], int]()
     for group in plan.groups:
         if group.n_rows < n_ctx:

@@ -1,9 +1,10 @@
 """From the words of a command line to values: `Command` and `Group`.
 
 Before click parses a command's arguments, `check_arguments` looks through them. It answers other
-programs' flags, names the command that has an unknown option or the option nearest to it, takes a
-word that ends in .gguf for a model, refuses two values where one would be lost, and writes the rest
-the way click wants it. A value is never taken for a flag, since it is known which options take one.
+programs' flags. For an unknown option it names the command that has it, or the nearest option. It
+takes a word that ends in .gguf for a model, refuses two values where one would be lost, and writes
+the rest the way click wants it. It knows which options take a value, so it never takes a value for
+a flag.
 
 Options that are not on the command line take their values from the environment, else from the
 configuration file: `config.toml` in the platform's configuration folder for localkv

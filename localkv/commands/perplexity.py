@@ -582,7 +582,7 @@ def unbeaten(points: Sequence[Point]) -> list[Point]:
 
 
 class ChunkProgress(ProgressLine):
-    """Which chunk it is at, and how long the others will take."""
+    """Shows which chunk is evaluated, and how long the others will take."""
 
     def __init__(self, n_chunks: int) -> None:
         super().__init__()
@@ -750,7 +750,7 @@ def _base_json(base: CacheConfig | BaseFile | None) -> dict[str, str] | None:
 
 
 def identity(llm: LLM) -> dict[str, Any]:
-    """Which model it is."""
+    """The model's path, name and architecture, under "model"."""
     config = llm.config
     return {
         "model": {

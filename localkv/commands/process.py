@@ -7,8 +7,8 @@ shell reports for any program in a pipe). LOCALKV_DEBUG=1 adds the traceback.
 Ctrl-C raises Python's exception, except where that would harm: where nobody can catch it, or a
 library catches it and goes on, the process ends at once.
 
-stdout takes the result: if it can't be written, that is an error. stderr takes everything else: if
-that can't be written, nobody is there to read it, and the result comes all the same.
+The result goes to stdout: if it can't be written, that is an error. Everything else goes to stderr:
+if that can't be written, nobody is there to read it, and the result comes all the same.
 """
 
 from __future__ import annotations
