@@ -1,7 +1,8 @@
 """The checks of `localkv doctor`, each independent of the others, and the list of them.
 
-Python and the packages that localkv names as its needs; torch, Triton, the C compiler that it
-needs, the GPU and its driver; the processor; memory; caches, sessions and free disk.
+They look at Python and the packages that localkv names as its needs, at torch, and at Triton with
+the C compiler that it needs. They also look at the GPU and its driver, the processor, memory,
+caches, sessions and free disk.
 """
 
 from __future__ import annotations
