@@ -219,8 +219,11 @@ def check_kept(cache: CacheConfig, kept: bool) -> None:
 
 
 def long_batch(n_batch: int, n_embd: int) -> int:
-    """Most tokens that are evaluated at a time where prompts have batches of `n_batch`: more if
-    the model is so small that they take some megabytes, unless short ones were asked for."""
+    """Most tokens that are evaluated at a time where prompts have batches of `n_batch`.
+
+    It is more than `n_batch` if the model is so small that more tokens take some megabytes, unless
+    short batches were asked for.
+    """
     return n_batch if n_batch < _SHORT_BATCH else max(n_batch, _BATCH_VALUES // n_embd)
 
 

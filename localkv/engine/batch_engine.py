@@ -259,8 +259,8 @@ class BatchEngine:
     ) -> None:
         """Run one step in a turn of its own; it serves all requests that are there.
 
-        In a cache of one sequence who is asked for a token has the turn until it is there, so that
-        the pieces of a prompt need not be evaluated again because of others.
+        In a cache of one sequence, the request that is asked for a token has the turn until the
+        token is there. So the pieces of its prompt need not be evaluated again because of others.
 
         Args:
             unless: asked when the turn has come: whether no step is needed any more.

@@ -48,7 +48,7 @@ T = TypeVar("T")
 class Engine:
     """A model with a KV cache that holds one sequence.
 
-    The cache keeps the tokens of the last call, and of those before as far as there is room; a
+    The cache keeps the tokens of the last call, and of calls before it as far as there is room. A
     prompt that starts like some of them is only evaluated from where it differs.
 
     Threads may call it at the same time: they take turns, first come, first served, and each call

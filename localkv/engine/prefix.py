@@ -1,9 +1,9 @@
 """Texts as the engine has them, and those that it keeps for texts that begin like them.
 
 A text is its tokens, and which of them came as a prompt. One that was evaluated is kept whole, as a
-sequence of the cache that nobody continues; sequences that begin alike share pages, so what several
-have in common is there once. Nothing is reserved for them: when the cache has no free page, the one
-that was not used for the longest time goes.
+sequence of the cache that nobody continues. Sequences that begin alike share pages, so what several
+have in common is there once. Nothing is reserved for them: when the cache has no free page, the
+text that was not used for the longest time goes.
 
 Tokens are compared, all of them, and never hashes.
 """

@@ -48,7 +48,7 @@ class BucketKey(NamedTuple):
 
 
 def bucket_key(cache: KVCache, position: int, rungs: Seq[int] = ()) -> BucketKey:
-    """Which steps a token at `position` takes part in.
+    """The steps that a token at `position` takes part in, as a key.
 
     Args:
         rungs: in a cache with a budget the rungs of the sequence's pages, up to the token's own.
@@ -203,9 +203,9 @@ class DecodeLoop:
         The sequences' lengths stay as they are. The result is valid until the next step.
 
         Returns:
-            None if several sequences don't store their rows alike, as at the end of a sink, or if
-            the cache has a budget, where the types of pages differ from text to text. Then a batch
-            like any other does it. One sequence always has logits.
+            None if several sequences don't store their rows alike, as at the end of a sink. None,
+            too, if the cache has a budget, where the types of pages differ from text to text. Then
+            a batch like any other does it. One sequence always has logits.
 
         Raises:
             LocalKVError: a token does not fit the context.

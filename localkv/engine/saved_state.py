@@ -1,9 +1,10 @@
 """A text's rows in a file, and back: the file, which cache it fits, what makes a state.
 
-A state holds tokens, each with its kind, and all rows that the cache has of them, as the formats'
-references order them; so a cache of another backend takes it, too, and one for a longer context.
-Loaded, it is one of the texts that are kept (`PrefixCache`): prompts go on with what they have in
-common with it, and with the bits that they would have if it had been evaluated here.
+A state holds tokens, each with its kind, and all rows that the cache has of them. Rows have the
+order of the formats' references. So a cache of another backend takes a state, too, and one for a
+longer context. Once loaded, a state is one of the texts that are kept (`PrefixCache`). Prompts go
+on with what they have in common with it, and with the bits that they would have if it had been
+evaluated here.
 
 The file is safetensors, with a digest of all that is in it. It is written tensor by tensor, so that
 it takes no memory of its size, to a name of its own that becomes the wanted one at the end. It is

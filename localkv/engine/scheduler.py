@@ -26,13 +26,13 @@ Rules, in this order:
    its prompt is read in whole batches.
 
 The cost model learns from the steps that were run. A step's time is modelled as a sum: a constant,
-a time for each sequence that generates a token, one for each token of a prompt, one for each row of
-K and V that is read, and one for each pair of a prompt's token and a row that it attends to. The
-coefficients are fitted by least squares, in which a step counts less the larger it is, and with
-each one after it, so that they follow a machine that gets busier. Steps in a row are mostly alike,
-and tell the sum but not its parts: so the fit is drawn a little towards a first guess, as many
-times as large as steps have been found to be (ridge regression; Hoerl and Kennard 1970), and no
-part is negative.
+a time for each sequence that generates a token, and one for each token of a prompt. Each row of K
+and V that is read has a time, too, and so has each pair of a prompt's token and a row that it
+attends to. The coefficients are fitted by least squares. A step counts less the larger it is, and
+less with each step after it, so that the fit follows a machine that gets busier. Steps in a row are
+mostly alike, and tell the sum but not its parts. So the fit is drawn a little towards a first
+guess, multiplied by how many times as large steps have been found to be (ridge regression; Hoerl
+and Kennard 1970). No part is negative.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Steps that the scheduler puts together, run and drawn from, for one request or many.
 
-`StepRunner` runs a step: `RequestRows` moves the rows of requests that begin and end, `ModelSteps`
-evaluates parts of several requests in a batch, or in a recorded one of those that decode, and
+`StepRunner` runs a step. `RequestRows` moves the rows of requests that begin and end. `ModelSteps`
+evaluates parts of several requests in a batch, or in a recorded one if all of them decode.
 `BatchDrafts` adds guesses. Where one request generates and nobody waits there is nothing to plan,
 and a step is what evaluates its next token.
 
-A step has guesses if all that it evaluates was generated: beside a prompt's piece, which fills the
-step's time, they have no place. What guesses cost is a matter of how many texts share a step, since
-all of them wait for the rows of one; so prices are known for each number of texts.
+A step has guesses if all that it evaluates was generated. They have no place beside a prompt's
+piece, which fills the step's time. What guesses cost is a matter of how many texts share a step,
+since all of them wait for the rows of one. So prices are known for each number of texts.
 """
 
 from __future__ import annotations
@@ -569,8 +569,8 @@ WORTH_WAITING = 32
 class RequestRows:
     """The rows of all requests that run, and of texts that are kept.
 
-    A cache of one sequence has the rows of a request in its slot, where they stay when it is done,
-    and other users of the slot may take their place between any two turns.
+    A cache of one sequence has the rows of a request in its slot, where they stay when it is done.
+    Other users of the slot may take their place between any two turns.
 
     Args:
         cache: has the rows.

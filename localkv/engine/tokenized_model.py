@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 INFILL_TOKENS = 2048
 """Most tokens of a text around a gap: llama-server's batch."""
 LEAST_ANSWER = 256
-"""Tokens that fill a gap, for which other files leave room at least: as many as editors ask for, so
-that a request that only fills the cache (`n_predict` 0) leaves the same files."""
+"""Tokens that fill a gap, for which other files leave room at least. Editors ask for as many. So a
+request that only fills the cache (`n_predict` 0) leaves the same files."""
 SNIPPET = "\n\n--- snippet ---\n\n"
 """What stands before each file where the vocabulary has no token for that."""
 

@@ -505,8 +505,11 @@ _BOUNDS = (
 """Probabilities between the levels of confidence, 1 to `MOST_SURE`."""
 _PRIOR_TESTS = 4.0
 _LOSS, _HOPEFUL_LOSS = 0.004, 0.02
-"""Shares of the time without drafts that make up for drafts that cost more than they saved:
-usually, and where they should pay by all that was measured, and had bad luck."""
+"""Shares of the time without drafts that make up for drafts that cost more than they saved.
+
+The first is the usual one. The second is for drafts that should pay by all that was measured, and
+had bad luck.
+"""
 _MOST_LOST = 5.0
 """Steps that they may have cost more than they saved."""
 _CREDIT = 8.0

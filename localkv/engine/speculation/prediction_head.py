@@ -9,8 +9,8 @@ the next draft.
 The head is told of hidden states as the model evaluates a text (`HeadText.saw`). Where it does
 without drafts for a while it keeps them, and reads them together when it drafts again.
 
-For texts that share the model's steps it guesses together: the first guess of each in one batch,
-then the second of all that go on, so that its weights are read once for all of them.
+It guesses together for texts that share the model's steps: the first guess of each is in one batch,
+then the second of all that go on. So its weights are read once for all of them.
 """
 
 from __future__ import annotations

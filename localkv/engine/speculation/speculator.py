@@ -45,8 +45,8 @@ def _guess(n_rows: int) -> float:
 class Prices:
     """What an engine's batches take by their number of rows, which all its generations measure.
 
-    A batch of several rows is compared with steps of one row at the same time: these take longer
-    while something else runs on the machine, and with a longer context, and so does it.
+    A batch of several rows is compared with steps of one row at the same time. Both take longer
+    while something else runs on the machine, and with a longer context.
 
     Args:
         guess: the price of a number of rows, in steps of one row, before it was measured.
