@@ -1,7 +1,7 @@
 """The client of an engine's process: it starts the process, sends, reads, and tells why it ended.
 
-`EngineClient` lives in an event loop. `EngineProcess` runs one in a thread, and is a `ChatEngine`:
-so the one who draws the screen never waits for Python's lock, loads no model, and survives whatever
+`EngineClient` lives in an event loop. `EngineProcess` runs one in a thread, and is a `ChatEngine`.
+So whoever draws the screen never waits for Python's lock, loads no model, and survives whatever
 happens to the engine.
 """
 
