@@ -4,12 +4,12 @@ Nothing here computes, and nothing here imports torch: these are the values that
 in, that the user chooses, and that every layer above passes down unchanged.
 
 A preset is nothing but the two flags that it stands for, so that nobody has to know all names to
-begin. The pairs follow from figures: each is on the frontier of docs/cache-costs.md, where no other
+begin. The pairs follow from figures: each is on the frontier of docs/cache-costs.md. There no other
 pair of as few bits after 16,384 tokens has a smaller divergence on the worst of three models (the
-model that ships, and its twins with outliers in K); "speed" is so among pairs without a tail, which
-are read fastest. K has at least as many bits as V, since an error of K moves the softmax's weights
-and an error of V only the values that are averaged. Types by channel keep the newest 64 tokens in
-f16 as well.
+model that ships, and its twins with outliers in K). "speed" is on the frontier of the pairs without
+a tail, which are read fastest. K has at least as many bits as V, since an error of K moves the
+softmax's weights and an error of V only the values that are averaged. Types by channel keep the
+newest 64 tokens in f16 as well.
 """
 
 from __future__ import annotations
@@ -317,8 +317,8 @@ PRESETS = {
 """From the most bits to the fewest."""
 
 USUAL_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
-"""What is suggested where memory is short, from the most bits to the fewest: these have no tail, so
-they take the same for each token of a context, however short it is."""
+"""What is suggested where memory is short, from the most bits to the fewest. These pairs have no
+tail, so they take the same for each token of a context, however short it is."""
 
 SUGGESTED_PAIRS = (
     ("f16", "f16"),

@@ -114,8 +114,10 @@ class LoadedModel(TokenizedModel):
 
     @property
     def kernels(self) -> dict[str, str]:
-        """The implementation of each operation, in a few words, as it is by now: of a model on a
-        CPU some weights are laid out while the first tokens are evaluated."""
+        """The implementation of each operation at this time, in a few words.
+
+        It may change: on a CPU some weights are laid out while the first tokens are evaluated.
+        """
         with suppress(ModelClosedError, AttributeError):  # a closed one's stay
             pairs = pairs_of(self.cache, self.config.groups)
             self._kernels = in_words(self.engine.model.uses(pairs))
@@ -539,9 +541,9 @@ class TextModel(LoadedModel):
                 "length" as its finish reason it broke off.
             grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
                 or a `Grammar`. In an answer either of the two holds after its reasoning.
-            spec: how tokens are guessed for this text, "none", "ngram" or, if a model that drafts
-                is loaded, "draft", or "mtp" if the model's own block is, and not as the LLM was
-                told to. The text is the same.
+            spec: how tokens are guessed for this text, if not as the LLM was told to: "none" or
+                "ngram". It may be "draft" if a model that drafts is loaded, and "mtp" if the
+                model's own block is. The text is the same.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.
@@ -1083,9 +1085,9 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_budget: bytes of K and V together, or "auto" for what is free, less a reserve. When they
             are full, the oldest pages change to the next types of the ladder; the context ends
             where all of them have the last.
-        kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a
-            sequence of pairs; None takes f16, q8_0, q8_0/q4_0, q4_1c/q4_0 and, where heads are a
-            multiple of 64, q4_1c128/kv3_0.
+        kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a sequence
+            of pairs. None takes f16, q8_0, q8_0/q4_0 and q4_1c/q4_0. Where heads are a multiple of
+            64, q4_1c128/kv3_0 follows.
         device: "auto", "cuda", "cpu" or "reference".
         activations: "exact" multiplies float32 by float32, to measure what else costs something:
             weights whose products would round activations (on a CPU packed ones, to 8 bits, on a
@@ -1135,19 +1137,19 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             False reads the file into memory, which must have room for it.
         progress: show a line on stderr, where that is a terminal or a notebook's, if loading takes
             more than a second.
-        on_progress: called instead while it loads, with "weights", the layers read and all layers,
-            with "kernels", those compiled and all that have to be, and with "kernels", 0 and 0
-            before they are run for the first time.
+        on_progress: called instead while it loads. Its arguments are "weights", the layers read and
+            all layers; or "kernels", the kernels compiled and all that have to be. Before they are
+            run for the first time, it is called with "kernels", 0 and 0.
 
     Attributes:
         config: the model's sizes.
         cache: the cache's types and context length.
         kv_types: the types by layer that are taken from a profile, and what they cost; or None.
         memory: bytes of weights, cache and scratch.
-        warnings: one line each for the user: unused tensors, a GPU that is not
-            used, a context longer than the model was trained for, a cache type that this model is
-            known to suffer from, weights that do not all stay in memory, an operation that is slow
-            because it has no kernel.
+        warnings: one line each for the user. They are about unused tensors, a GPU that is not used,
+            and a context longer than the model was trained for. They name a cache type that this
+            model is known to suffer from, weights that do not all stay in memory, and an operation
+            that is slow for want of a kernel.
         speculation: how tokens are guessed.
         draft: the model that guesses them, if there is one.
         load_seconds: time from the start to readiness.
