@@ -33,6 +33,12 @@ def test_commands_page_is_current() -> None:
     assert written == script("make_commands").page(), "run python docs/make_commands.py"
 
 
+def test_drawings_are_current() -> None:
+    for name, draw in script("make_drawings").DRAWINGS.items():
+        written = (ROOT / "docs" / name).read_text()
+        assert written == draw(), "run python docs/make_drawings.py"
+
+
 def test_the_limits_of_requests_are_those_that_hold():
     for path, text in script("make_limits").pages().items():
         assert path.read_text() == text, "run python docs/make_limits.py"
