@@ -54,7 +54,7 @@ class Placement:
         return replace(self, layers=self.layers[:n], blocks=self.blocks[:n])
 
     def with_shared_rows(self, config: ModelSpec) -> Placement:
-        """The same with each layer that reads another's K and V where that layer is."""
+        """This placement, but with each layer that reads another's K and V where that layer is."""
         layers = list(self.layers)
         for i, layer in enumerate(config.layers):
             if isinstance(layer.mixer, AttentionSpec) and layer.mixer.kv_from is not None:
