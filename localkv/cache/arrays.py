@@ -195,9 +195,10 @@ class SegmentBatch:
         exact_from: of each sequence, the position before which no tail begins (see `Sequence`).
         exact_table: the same, int64 [n_sequences], where the pages are.
         groups: int64 [n, 2], the groups of rows that this batch completes and that are packed once
-            all of its rows are stored: the slot of a group's first row in this segment, and that in
-            the segment of the tails, from where the rows are read. A negative slot is no group
-            (`Arrays.place_row`). None where rows are packed one by one.
+            all of its rows are stored. The first number is the slot of a group's first row in this
+            segment. The second is its slot in the segment of the tails, from where the rows are
+            read. A negative slot is no group (`Arrays.place_row`). None where rows are packed one
+            by one.
     """
 
     page_table: Array

@@ -194,8 +194,11 @@ class LadderPool(PagePool):
             self._lower_ahead(sequence, length + -length % PAGE_TOKENS)
 
     def _can_go_up(self, still_open: Seq[int], n_new: int, n_open: int) -> bool:
-        """Whether there is room for all pages of a batch on a higher rung than those are on that
-        have rows already: these would keep the new rows down with them."""
+        """Whether there is room for all pages of a batch on a higher rung than the pages that have
+        rows already.
+
+        These would keep the new rows down with them.
+        """
         n = n_new + len(still_open)
         highest = min((self.rungs[page] for page in still_open), default=0)
         if not highest or len(self.free) < n:
@@ -215,7 +218,10 @@ class LadderPool(PagePool):
 
     def _lower_ahead(self, sequence: Sequence, length: int) -> None:
         """Let a page go down, if a sequence has it go anyway once it has `length` tokens and takes
-        its next page: one between two tokens is a shorter wait than all of them together."""
+        its next page.
+
+        One page between two tokens is a shorter wait than all of them together.
+        """
         will, able, free = self._lowerable(sequence, length), self._lowerable(), self.runs.n_free
         rungs, units = [self.rungs[page] for page in will], self.sizes.units
         landing = self.sizes.landing(free, 1, rungs, n_open=self.n_open)
