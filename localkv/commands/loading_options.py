@@ -1,8 +1,8 @@
 """The options that say how a model is loaded, what cache it gets, and what drafts for it.
 
 Each group is declared by a function and read by another, which returns the arguments of `LLM` that
-the values stand for: the cache's types, windows and exact rows; a cache with a budget; a profile of
-types by layer; the CPUs for threads; speculative decoding.
+the values stand for. The groups are the cache's types, windows and exact rows; a cache with a
+budget; a profile of types by layer; the CPUs for threads; speculative decoding.
 """
 
 from __future__ import annotations
