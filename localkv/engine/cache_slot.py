@@ -1,9 +1,9 @@
 """One sequence of the cache, which several texts may use in turn.
 
 A caller that continues a text passes it (`Text`). If the slot has served another text since, it
-goes on with the rows that are kept of this one, or of any that began like it (`PrefixCache`), and
-the missing ones are evaluated again, each in its own kind: as a prompt's token, or as a generated
-one, for which a backend may have other kernels.
+goes on with the rows that are kept of this one, or of any that began like it (`PrefixCache`). The
+missing ones are evaluated again, each in its own kind: as a prompt's token, or as a generated one,
+for which a backend may have other kernels.
 """
 
 from __future__ import annotations

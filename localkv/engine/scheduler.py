@@ -265,8 +265,8 @@ class Rows(Protocol):
         """Give a request a sequence, with the rows that are there of its text already.
 
         False if there is no room for all of its tokens and a page more for each that runs and may
-        come to need one, or if it does better to wait: another one evaluates now what it begins
-        with.
+        come to need one. False, too, if it does better to wait: another one evaluates now what it
+        begins with.
         """
         ...
 

@@ -6,7 +6,7 @@ token, evaluated as a draft or not. So a drafter proves itself at no cost, and i
 nothing as long as it is wrong.
 
 Where guesses are far from being worth it, a speculator looks at a text only now and then, at some
-tokens together: what is seldom run finds nothing of its own in the processor's caches, and then the
+tokens together. What is seldom run finds nothing of its own in the processor's caches. Then the
 look takes longer than the guesses that it may miss are worth.
 """
 
