@@ -5,8 +5,8 @@ each message of an answer names one. In a prompt they are tags like others; in a
 `</think>` stand for them.
 
 An answer of OpenAI's harmony format is `<|channel|>analysis<|message|>...<|end|><|start|>assistant
-<|channel|>final<|message|>...<|return|>`: the reasoning is in the channel `analysis`, what is meant
-for the user in `final` or, before a tool is called, in `commentary`. A call names its recipient,
+<|channel|>final<|message|>...<|return|>`. The reasoning is in the channel `analysis`. What is meant
+for the user is in `final` or, before a tool is called, in `commentary`. A call names its recipient,
 `commentary to=functions.NAME <|constrain|>json`, and ends with `<|call|>`. `ChannelDecoder` makes
 one text of these messages, with a call between `<tool_call>` and `</tool_call>`, as other models
 write it. (https://cookbook.openai.com/articles/openai-harmony)

@@ -1,10 +1,10 @@
 """Messages as OpenAI's API and transformers have them, checked and put as a template takes them.
 
-Templates differ in the values that they read: parts of a message or its text alone, a role
-`developer` or none, arguments of tool calls as objects or as JSON text, an earlier answer's
-reasoning by one name or another, a null or an empty text beside calls. Rendering a message with a
-value shows whether a template reads it. Some templates want ids of calls, which whoever kept the
-conversation may not have (`with_ids`).
+Templates differ in the values that they read. Some read the parts of a message, others its text
+alone. Some know a role `developer`. Arguments of tool calls are objects or JSON text, an earlier
+answer's reasoning has one name or another, and beside calls a text is null or empty. Rendering a
+message with a value shows whether a template reads it. Some templates want ids of calls, which
+whoever kept the conversation may not have (`with_ids`).
 
 Roles come in an order that the template takes, too (`in_turns`). Clients send system messages
 anywhere, two turns of the user in a row, and results of tools without their calls. Many templates

@@ -6,7 +6,7 @@ models said can't become a control token: rendering tells the template's own tex
 else (`localkv.loader.template_program`), and only the former may hold any.
 
 A prompt may end within the last message, so that a model goes on with it, as with transformers'
-`continue_final_message`: a mark is put after the message's text, the conversation is rendered, and
+`continue_final_message`. A mark is put after the message's text, the conversation is rendered, and
 the prompt is cut at the mark.
 
 This file knows nothing about the messages of any API (`localkv.loader.chat_messages`), and of a

@@ -260,7 +260,8 @@ def open_gguf(path: str | os.PathLike[str], *, use_mmap: bool = True) -> GGUFFil
 
     Raises:
         ModelFileError: the file cannot be read, is malformed, or holds a tensor of a type that is
-            not in `WEIGHT_FORMATS`; or a part of a split model is missing or belongs to another.
+            not in `WEIGHT_FORMATS`. A split model also raises it if a part is missing or belongs to
+            another model.
     """
     gguf = _open_parts(Path(path))
     return gguf if use_mmap else replace(gguf, copies=FileCopies())

@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file, and checks every length in it against the bytes that are there.
 
-A model file comes from the internet: no length, count or offset in it is used before it has been
-compared with the rest of the file, so a malformed file costs one line and no memory. The layout
-is described in ggml's `docs/gguf.md` and `gguf.cpp`. The meaning of keys is not known here.
+A model file comes from the internet. No length, count or offset in it is used before it has been
+compared with the rest of the file, so a malformed file costs one line and no memory. The layout is
+described in ggml's `docs/gguf.md` and `gguf.cpp`. The meaning of keys is not known here.
 """
 
 from __future__ import annotations
@@ -225,9 +225,9 @@ class HeaderReader:
     def _skip_strings(self, count: int, what: str) -> npt.NDArray[np.int32]:
         """Step over strings; returns where the length of each is, and where the last one ends.
 
-        The hot loop of opening a file, so it takes many strings at once: seven zeros after another
-        byte are most likely the length of a string, and surely so where a known string ends. Where
-        that finds no length, the next strings are read one by one.
+        This is the hot loop of opening a file, so it takes many strings at once. Seven zeros after
+        another byte are most likely the length of a string, and surely so where a known string
+        ends. Where that finds no length, the next strings are read one by one.
         """
         data, position, done = self.data, self.position, 0
         places = np.empty(count + 1, np.int32)

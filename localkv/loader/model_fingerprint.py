@@ -1,8 +1,8 @@
 """What makes two files the same model: for measurements of it, and for K and V of its layers.
 
 `model_hash` finds measurements of a model again, and keeps them from other models. It covers the
-tensors' names, types and shapes and a sample of the bytes of each: a file of many gigabytes takes
-as long as a small one, and other weights of the same shape (a fine-tuned model, another
+tensors' names, types and shapes and a sample of the bytes of each. So a file of many gigabytes
+takes as long as a small one. Other weights of the same shape (a fine-tuned model, another
 quantisation) have another hash. Metadata are not part of it, so a corrected chat template or
 another name leaves measurements valid. Places in files aren't either, so a split model has the hash
 of the whole one.

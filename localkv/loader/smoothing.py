@@ -208,12 +208,12 @@ def smoothing_of(
 ) -> Smoothing:
     """Smoothing of all layers whose weights can hold it.
 
-    A channel is divided by its size to the power of alpha. K's is multiplied with the size of the
-    queries that meet it to the power of 1 - alpha as well, if that is known: an error e of a
-    rotated row of K is alike in all channels and as large as the row, so its logits err by the
-    root of the product of two sums, one over (q s)^2 and one over (K / s)^2, which is least where
-    s^2 is K / q. What is multiplied and divided by a power of two in a model then doesn't matter at
-    all, as both sizes show it.
+    A channel is divided by its size to the power of alpha. K's is also multiplied with the size of
+    the queries that meet it to the power of 1 - alpha, if that is known. The reason is that an
+    error e of a rotated row of K is alike in all channels and as large as the row. So its logits
+    err by the root of the product of two sums, one over (q s)^2 and one over (K / s)^2. That is
+    least where s^2 is K / q. What is multiplied and divided by a power of two in a model then
+    doesn't matter at all, as both sizes show it.
 
     The others are left out: K where a norm has no weights or a type no scales of blocks
     (`can_scale_rows`), V where a norm follows, or `attn_output` is packed (its blocks run along a

@@ -1,8 +1,8 @@
 """A chat template as a Jinja program: compiled and run, with markup kept separate from other text.
 
 A prompt is made of markup, whose control tokens count, and of users' and models' text, in which
-`<|im_end|>` is just text. Rendered, both are one string. Trust is tracked here: the template's own
-literals are markup, they stay markup through operations of templates on strings, and everything
+`<|im_end|>` is just text. Rendered, both are one string. Trust is tracked here. The template's own
+literals are markup, and they stay markup through operations of templates on strings. Everything
 else is not, be it a message or the result of an operation that is not followed here. So a string
 that gets lost on the way loses rights and gains none. (llama.cpp's `common/jinja/string.h` tracks
 the opposite, which strings are input.)

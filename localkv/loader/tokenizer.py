@@ -198,12 +198,12 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of a sequence of tokens, the inverse of `encode`.
 
-        So the space is taken away again that `encode` puts, in most SentencePiece models, before a
-        text and after a special token: once at the start and once after each special token, where
+        In most SentencePiece models `encode` puts a space before a text and after a special token.
+        That space is taken away again: once at the start and once after each special token, where
         llama.cpp's `llama_detokenize` does so at the start only. Nothing else is cleaned up. Bytes
-        that are not UTF-8 become U+FFFD. Not restored are U+2581, which SentencePiece
-        takes for a space; text that a vocabulary has no token for; white space that a special token
-        swallows (Phi-3).
+        that are not UTF-8 become U+FFFD. Not restored are U+2581, which SentencePiece takes for a
+        space; text that a vocabulary has no token for; white space that a special token swallows
+        (Phi-3).
 
         Args:
             ids: the tokens.
@@ -610,10 +610,11 @@ _BPE = 2  # TrainerSpec.ModelType
 def spm_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[[str], list[int]]:
     """SentencePiece BPE, through the `sentencepiece` library: a function from text to ids.
 
-    A GGUF file holds the pieces, scores and types of a SentencePiece model, and no merges: the pair
-    that makes the token with the highest score is merged first, the leftmost of equals. The model
-    is put together again in SentencePiece's own file format (`sentencepiece_model.proto`), so that
-    the original program does that. The function yields no control token for any text.
+    A GGUF file holds the pieces, scores and types of a SentencePiece model, and no merges. The pair
+    that makes the token with the highest score is merged first, and the leftmost of equal pairs.
+    The model is put together again in SentencePiece's own file format
+    (`sentencepiece_model.proto`), so that the original program does that. The function yields no
+    control token for any text.
 
     A character without a token becomes its UTF-8 bytes, or the unknown token in a vocabulary
     without byte tokens (where llama.cpp fails), or nothing if there is none either.
@@ -797,10 +798,10 @@ def plamo_encoder(vocabulary: Vocabulary, whole: str | None = None) -> Callable[
     Of all ways to cut the text it takes the one whose scores have the largest sum.
 
     That is a unigram model (T. Kudo, https://arxiv.org/abs/1804.10959), found from the end of the
-    text to its start. As in the models' own program and llama.cpp (`llm_tokenizer_plamo2` in
-    `src/llama-vocab.cpp`), scores are whole numbers, of equal ways the one with the longer token
-    counts, and a character without a token becomes the tokens of its bytes. The function yields no
-    control token for any text.
+    text to its start. The rules are the ones of the models' own program and of llama.cpp
+    (`llm_tokenizer_plamo2` in `src/llama-vocab.cpp`). Scores are whole numbers. Of equal ways the
+    one with the longer token counts. A character without a token becomes the tokens of its bytes.
+    The function yields no control token for any text.
 
     A byte order mark at the start is left out, as in llama.cpp.
 

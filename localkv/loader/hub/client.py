@@ -3,7 +3,7 @@
 The HTTP client, the access token and the errors are huggingface_hub's, so HF_ENDPOINT, HF_TOKEN and
 the proxy variables mean the same as to it. It is imported when the first request is made. The
 library sets no limits, so they are here: nothing that a server does takes for ever or much memory.
-Headers have to be there in time, the bodies of redirects and refusals are not read, and compressed
+Headers have to be there in time. The bodies of redirects and refusals are not read. Compressed
 bodies, which could be of any size, are not asked for and not taken.
 
 The library takes a listing as it comes. Here all that is read from one is checked first, so that

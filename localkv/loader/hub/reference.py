@@ -183,8 +183,8 @@ class RepoFile:
     Attributes:
         path: in the repository, with "/" between folders.
         n_bytes: its size.
-        digest: the cache's name for its bytes, in hexadecimal: the sha256 of a file in large
-            file storage, git's sha1 of any other; None where only the cache was looked at.
+        digest: the cache's name for its bytes, in hexadecimal. It is the sha256 of a file in large
+            file storage, and git's sha1 of any other; None where only the cache was looked at.
     """
 
     path: str
