@@ -24,9 +24,12 @@ ROUNDING_KLD = {
     "q4_K": (0.0029, 0.0020),
     "q4_0": (0.0032, 0.0024),
 }
-"""What it costs to round activations to 8 bits, by the type of the weights that they meet: the mean
-divergence (nats) of predictions from those with float32 products, of SmolLM2 135M and of Gemma 3
-270M. docs/quality.md says how it was measured; a test compares."""
+"""What it costs to round activations to 8 bits, by the type of the weights that they meet.
+
+A cost is the mean divergence (nats) of predictions from those with float32 products. The first is
+SmolLM2 135M's, the second Gemma 3 270M's. docs/quality.md says how it was measured; a test
+compares.
+"""
 
 
 @dataclass(frozen=True)

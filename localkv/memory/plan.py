@@ -105,8 +105,9 @@ def weight_bytes(
 ) -> tuple[int, int]:
     """Bytes of tensors that stay in the file, and of those that are copied, as those `changed` are.
 
-    Each counts once, also an embedding that is the output matrix as well and so is read in the file
-    (single rows) and from panels; one that is only read by row does not.
+    Each counts once. So does an embedding that is the output matrix as well, whose single rows are
+    read in the file and which products read from panels. A tensor that is only read by row does not
+    count.
     """
     tensors = list(tensors)
     output = output_matrix(tensors)
@@ -562,8 +563,8 @@ def _head_sizes(mixer: Mixer | None) -> HeadSizes | None:
 
 
 def q_width(layer: LayerSpec) -> int:
-    """Values per token of q, with its gate, or of attention's output; of a recurrent mixer those
-    of what its first product gives."""
+    """Values per token of q, with its gate, or of attention's output. For a recurrent mixer, the
+    values that its first product gives."""
     match layer.mixer:
         case DeltaNetSpec() as mixer:
             n_decays = mixer.width + 2 * mixer.low_rank if mixer.fades_by_channel else 0
@@ -582,8 +583,8 @@ def q_width(layer: LayerSpec) -> int:
 def _expert_width(n_embd: int, layer: LayerSpec, moe: MoeSpec) -> int:
     """Values per token where experts are steps of a chain, whose memory is one piece.
 
-    For each expert of a token there are its input and its output, gate and up, and what of these is
-    packed for products, which takes as many bytes as float32 at most, and sums.
+    Each expert of a token has its input and its output, gate and up, and what of these is packed
+    for products, with sums. What is packed takes as many bytes as float32 at most.
     """
     n_dense = moe.n_ff_shared + (layer.mlp.n_ff if layer.mlp is not None else 0)
     by_pair = (1 + PACKED) * n_embd + (2 + PACKED) * moe.n_ff
