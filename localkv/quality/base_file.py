@@ -3,8 +3,8 @@
 A file is a NumPy archive (.npz, not compressed): `facts`, a string of JSON (`BaseFacts`); `tokens`,
 int32 [chunks, n_ctx]; and for each chunk `logits_<number>`, float32 [scored tokens, n_vocab]. The
 logits are those that the model gave, so divergences are the same as without the file. llama.cpp
-keeps 16-bit codes of log-probabilities, half the size, and none more than 16 below the largest: the
-error of a code is no longer small beside the cost of a cache type such as q8_0.
+keeps 16-bit codes of log-probabilities, half the size, and none more than 16 below the largest. The
+error of such a code is no longer small beside the cost of a cache type such as q8_0.
 """
 
 from __future__ import annotations

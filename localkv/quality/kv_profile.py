@@ -9,7 +9,7 @@ in types that move it clearly. The other has them in f32, which changes nothing 
 
 The types of all layers are those with the least sum of costs within a budget of bits; they are then
 measured together. All tokens of a chunk are one batch, which reads the rows that the cache has
-stored. Layers below a changed one give the same output as with the f16 cache, so they are not run
+stored. Layers below a changed one give the same output as with the f16 cache. So they are not run
 again where a layer depends on nothing but its input and its own rows.
 """
 
@@ -152,8 +152,11 @@ class Plan:
         return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
 
     def of_all_layers(self, model: Transformer) -> dict[str, LayerTypes]:
-        """The types of `pairs`, by "K/V", without those that rows can't be of; none where latents
-        are kept, as such pairs don't say what rotated parts of keys are of."""
+        """The types of `pairs`, by "K/V", without types that rows can't be stored in.
+
+        There are none where latents are kept, as such pairs don't say which type rotated parts of
+        keys have.
+        """
         if any(group.is_latent for group in model.config.groups):
             return {}
         sizes = [(group.key_dim, group.value_dim) for group in model.config.groups]

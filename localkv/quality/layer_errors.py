@@ -1,7 +1,7 @@
 """How far packing K or V of a layer moves what its attention adds to the residual stream.
 
-One pass through an f16 cache measures all types: each attention is run again on the same input for
-each type of K and of V, with a cache of that layer alone, and what the output matrix makes of both
+One pass through an f16 cache measures all types. Each attention is run again on the same input for
+each type of K and of V, with a cache of that layer alone. What the output matrix makes of both
 results is compared. So an error has nothing of other layers in it, and nothing of the noise that
 8-bit activations make of any change to a layer's input.
 """
