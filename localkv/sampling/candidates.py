@@ -234,7 +234,7 @@ def _fewest_by_bins(
 
     Returns:
         None where a sum of all probabilities, one by one, might be rounded to the other side of the
-        mass, or where a bin holds too many to be worth it.
+        mass. None, too, where a bin holds too many to be worth it.
     """
     n = len(keys)
     distance = np.subtract(keys.max(), keys, out=scratch("distance", n))

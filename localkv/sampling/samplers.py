@@ -57,11 +57,11 @@ def penalties(candidates: Candidates, params: SamplingParams, state: SamplerStat
 def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
     """Lowers the logits of tokens that would go on with a sequence that was there before.
 
-    "Don't repeat yourself" (p-e-w, text-generation-webui #5677). A token is worth
-    `multiplier * base ** (length - allowed_length)` off, `length` being the longest run of last
-    tokens (not across a sequence breaker) that the token followed earlier; nothing where it is
-    shorter than `allowed_length`, or where the token holds a breaker. llama.cpp bounds the exponent
-    so that the power stays finite in float32.
+    "Don't repeat yourself" (p-e-w, text-generation-webui #5677). A token loses `multiplier * base
+    ** (length - allowed_length)`. `length` is the longest run of last tokens (not across a sequence
+    breaker) that the token followed earlier. A token loses nothing where that is shorter than
+    `allowed_length`, or where the token holds a breaker. llama.cpp bounds the exponent so that the
+    power stays finite in float32.
     """
     base, allowed_length = params.dry_base, params.dry_allowed_length
     recent, breakers = state.recent(params.dry_penalty_last_n), state.breakers
@@ -184,9 +184,9 @@ def adaptive_p(candidates: Candidates, params: SamplingParams, state: SamplerSta
     """Prefers tokens of about the target's probability: a logit becomes `5 - 10 d * d / (1 + d)`
     where the probability is 0.3 d away from it.
 
-    Adaptive-P (llama.cpp #17927). The target is moved to the other side by as much as the mean
-    probability of the text's tokens is off, in which a token counts `adaptive_decay` times as much
-    as the next one. At first the mean is the target.
+    Adaptive-P (llama.cpp #17927). The mean probability of the text's tokens is off the target, and
+    the target is moved to the other side by as much. In the mean a token counts `adaptive_decay`
+    times as much as the next one. At first the mean is the target.
     """
     target, decay = params.adaptive_target, params.adaptive_decay
     total, weight = state.feedback or (target / (1 - decay), 1 / (1 - decay))
@@ -205,8 +205,8 @@ _MOST_RANKS = 100
 
 
 def mirostat(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
-    """Divides by the temperature, then keeps the likeliest tokens, so many that the surprise of the
-    text's tokens stays at about `mirostat_tau` bits (Basu et al. 2021).
+    """Divides by the temperature, then keeps as many of the likeliest tokens as make the surprise
+    of the text's tokens stay at about `mirostat_tau` bits (Basu et al. 2021).
 
     Version 2 drops the tokens that would surprise by more than mu bits. Version 1 keeps k, for
     which a distribution with the exponent of Zipf's law that the likeliest tokens have would

@@ -1,8 +1,8 @@
 """`SamplerState`: what samplers know of a text from token to token of one generation.
 
-That is the latest tokens, the random generator, what samplers that correct themselves have learnt
-from the tokens that were drawn, and for DRY where the last sequence breaker is and which tokens
-repeat earlier ones.
+It has the latest tokens, the random generator, and what samplers that correct themselves have
+learnt from the tokens that were drawn. For DRY it knows where the last sequence breaker is and
+which tokens repeat earlier ones.
 """
 
 from __future__ import annotations
