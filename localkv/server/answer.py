@@ -1,8 +1,8 @@
 """An answer while it comes, split into reasoning, calls of tools, and the rest; and its usage.
 
-`AnswerReader` splits one text, `Answers` read the events of all texts of a request, and `Parts` put
-the pieces together where a dialect has them in a row: content blocks in Anthropic's API, output
-items in OpenAI's Responses. Tokens and times are in the words of OpenAI and of llama-server.
+`AnswerReader` splits one text. `Answers` read the events of all texts of a request. `Parts` put the
+pieces together where a dialect has them in a row: content blocks in Anthropic's API, output items
+in OpenAI's Responses. Tokens and times are in the words of OpenAI and of llama-server.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Nesting(NamedTuple):
 def nesting(body: bytes) -> Nesting:
     """What a text of JSON holds, whether it is valid or not.
 
-    It is read in pieces, so that other threads go on, and each byte a fixed number of times:
+    It is read in pieces, so that other threads go on. Each byte is read a fixed number of times:
     escapes are removed first, and then every quotation mark begins or ends a string.
 
     Raises:

@@ -378,9 +378,9 @@ def build(arguments: dict[str, str]) -> serve.Application:
     """The application.
 
     Args:
-        arguments: "model", a file that all nodes have; "replicas", a number, or "most_replicas",
-            with which Ray starts as many as there is work for; "cpus" and "gpus" of each; "name";
-            all others are arguments of `LLM`.
+        arguments: "model" is a file that all nodes have. "replicas" is a number; with
+            "most_replicas" instead Ray starts as many as there is work for. "cpus" and "gpus" are
+            what each has, and "name" is the application's. All others are arguments of `LLM`.
 
     Raises:
         UsageError: there is no model, or a number makes no sense.
