@@ -5,7 +5,7 @@ LLVM vector, and an intrinsic may emit any LLVM instruction. A vector has 16 lan
 LLVM splits it where registers are narrower (two ymm without AVX-512).
 
     kinds.py        names for the types of arguments
-    vector.py       the types F32x16, I32x16 and Mask16, how code for them is generated, and tuples
+    vector.py       the types F32x16, I32x16 and Mask16, and how code for them is generated. Tuples
                     of vectors that stay in registers: accumulators of small matrix products
     cpu_features.py the CPU that kernels are compiled for, and whether threads can sleep on Linux's
                     futex, without importing Numba

@@ -44,10 +44,13 @@ from localkv.simd.vector import (
 )
 
 NEAR_BYTES, FAR_BYTES = 1024, 8192
-"""How far ahead a stream asks for memory: the nearest cache has room for few lines on their way, so
-that only those come that are in the second one by then, whose own prefetching ends with a page of
-4 KiB and fails where a stream is not read from line to line, as in records of K-quants. A Zen 5 has
-room for more, and a second request costs it an eighth (Q6_K) to a quarter (Q8_0) of the time."""
+"""How far ahead a stream asks for memory, in two steps.
+
+The nearest cache has room for few lines on their way. So only lines come that are in the second
+cache by then. The second cache's own prefetching ends with a page of 4 KiB, and fails where a
+stream is not read from line to line, as in records of K-quants. A Zen 5 has room for more, and a
+second request costs it an eighth (Q6_K) to a quarter (Q8_0) of the time.
+"""
 
 
 def on_stack(builder: Builder, n_bytes: int, alignment: int) -> Value:
