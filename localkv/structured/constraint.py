@@ -238,8 +238,8 @@ class Constraint:
 
     Before a token is drawn, `masked` takes those from the logits that the grammar does not allow.
     Each token that becomes part of the text goes to `accept`, and to nothing else: what was
-    accepted is never taken back. Guessed tokens are cut to those that may come (`n_valid`), and
-    accepted one by one as they turn out right; a request that gave its rows to others keeps its
+    accepted is never taken back. Guessed tokens are cut to the ones that may come (`n_valid`), and
+    accepted one by one as they turn out right. A request that gave its rows to others keeps its
     constraint, as it keeps its sampler. A token that ends the text is allowed where the grammar may
     end. Where it can't go on the text `is_over`, and no such token needs to be drawn.
 
@@ -311,7 +311,7 @@ class Constraint:
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def allowed(self, others: Collection[int] = ()) -> NDArray[np.bool_]:
-        """Which tokens may come next, with `others`: bool [n_logits]."""
+        """The tokens that may come next, with `others`: bool [n_logits]."""
         allowed = np.ones(self._n_logits, np.bool_)
         if self._matcher is not None:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)

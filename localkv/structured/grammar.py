@@ -1,6 +1,6 @@
 """`Grammar`: what a text has to look like, in the notation of llguidance, and where it holds.
 
-A grammar is compiled once in a process of its own, in which time, memory and stack are limited:
+A grammar is compiled once in a process of its own, in which time, memory and stack are limited.
 llguidance follows chains of references by recursion, so a chain of a thousand ends the process that
 compiles it. Compiled grammars are kept by their content, and so are refusals.
 """
@@ -256,8 +256,8 @@ class Scope:
         before: the text is free up to this, reasoning's end; None if it does not begin so.
         openings: tokens that may come first instead, each with what ends what it opened: reasoning.
             `before` is that, then.
-        mark: the grammar holds after each of these, to its end, and the text is free elsewhere;
-            None if all of the text keeps to the grammar, and ends with it. What goes on in the
+        mark: the grammar holds after each of these, to its end, and the text is free elsewhere.
+            With None all of the text keeps to the grammar, and ends with it. What goes on in the
             mark's token and does not keep to the grammar shows that it was no mark.
         skips_space: line breaks may come between `before` and the grammar.
     """

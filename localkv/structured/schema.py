@@ -4,7 +4,7 @@
 properties, and replaces keywords that others can express. It is a function of the schema alone.
 Schemas come from strangers, so their depth and the size of the result are bounded.
 
-An object is closed where everything that is said of it is known: the parts of an `allOf` list
+An object is closed where everything that is said of it is known. The parts of an `allOf` list
 properties for each other, and an alternative of an `anyOf` has the properties beside it, too. So a
 definition may come twice: closed where it stands alone, and open where something else closes it.
 """
@@ -129,8 +129,9 @@ def plain_schema(schema: Json, root: Json = None, room: Room | None = None) -> J
         room: counts its parts, with the parts of other schemas.
 
     Raises:
-        UsageError: it is nested too deeply, or has too many parts; a keyword has a wrong value; a
-            reference leads nowhere or in a circle; or a number or a keyword has no grammar.
+        UsageError: it is nested too deeply, or has too many parts; a keyword has a wrong value; or
+            a reference leads nowhere or in a circle. A number or a keyword without a grammar raises
+            it, too.
     """
     try:
         return _Plain(schema if root is None else root, room or Room()).whole(schema)
