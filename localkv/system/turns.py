@@ -1,10 +1,10 @@
-"""Whose turn it is: threads that share something take turns, in the order in which they came.
+"""Turns of threads that share something, in the order in which they came.
 
-A lock of `threading` would not do. It serves no order, it knows nothing of `cancel`, and where
-Ctrl-C comes between taking it and the block that gives it back it stays taken for good: an
+A lock of `threading` would not do. It serves no order, and it knows nothing of `cancel`. It also
+stays taken for good where Ctrl-C comes between taking it and the block that gives it back: an
 exception may come between any two instructions of Python. Here a turn is a ticket at the head of a
-queue, all changes of the queue are single operations of a deque, and a ticket whose holder has gone
-is found out by its stack.
+queue, and all changes of the queue are single operations of a deque. The stack of a ticket's holder
+tells when the holder has gone.
 """
 
 from __future__ import annotations
