@@ -27,8 +27,8 @@ def call_grammar(
     """What an answer that may call tools keeps to, as the grammar of a request.
 
     With "required", or the name of a tool, the answer is one call, or several if they may be. With
-    "auto" text is free up to a mark, and a call after it keeps to the grammar; where there is
-    no mark, or no grammar for a tool's arguments, calls are as free as text.
+    "auto" text is free up to a mark, and a call after it keeps to the grammar. Where there is no
+    mark, or no grammar for a tool's arguments, calls are as free as text.
 
     Args:
         answer: what an answer without calls keeps to. Then it is calls or such a text, nothing
@@ -41,9 +41,9 @@ def call_grammar(
     `tools.warnings` says so. Other tools keep their grammars.
 
     Raises:
-        UsageError: the arguments of a `strict` tool have no grammar; the family can't have calls
-            and a grammar of answers; or all of it together is too much, and a call is required or
-            there is a grammar of answers.
+        UsageError: the arguments of a `strict` tool have no grammar, or the family can't have calls
+            and a grammar of answers. It is raised, too, if all of it together is too much, and a
+            call is required or there is a grammar of answers.
     """
     if not tools:
         return answer

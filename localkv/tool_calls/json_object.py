@@ -8,10 +8,10 @@
 | Command R, R+ | a list without ids in a fence, after `Action:` |
 | Llama 3.x | `{"name": ..., "parameters": {...}}` as its answer, or after `<|python_tag|>` |
 
-Where a model was told of tools in plain words, a call without a mark is found in several shapes: a
-list of calls, a fence of three backticks, Hermes' mark, and `functools`, which is Firefunction's.
-The name has to be the name of a tool, so JSON that is an answer stays one. After `<|python_tag|>`
-Llama 3 may write `NAME.call(KEY="value")`, too.
+Where a model was told of tools in plain words, a call without a mark is found in several shapes.
+These are a list of calls, a fence of three backticks, Hermes' mark, and `functools`, which is
+Firefunction's. The name has to be the name of a tool, so JSON that is an answer stays one. After
+`<|python_tag|>` Llama 3 may write `NAME.call(KEY="value")`, too.
 (https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1)
 
 `localkv.loader.answer_tags` turns gpt-oss's messages into Hermes' calls before anybody reads the
