@@ -123,9 +123,9 @@ def when_terminal_ends(end: Callable[[], object]) -> None:
     """Call `end` from another thread when the terminal ends; end the process if it goes on.
 
     SIGHUP says that the terminal was closed, but not where it is ignored (nohup) or nobody sends
-    it. Textual then goes on: the thread that reads keys finds an end of input and reads again, and
-    the one that writes ends with an error, after which the screen's thread waits for ever once 30
-    pieces are to be written. Windows ends programs by itself.
+    it. Textual then goes on. The thread that reads keys finds an end of input and reads again. The
+    one that writes ends with an error. After that the screen's thread waits for ever once 30 pieces
+    are to be written. Windows ends programs by itself.
     """
 
     def watch() -> None:

@@ -1,6 +1,6 @@
 """`ChatScreen`: the conversation, the prompt under it, the panel beside it.
 
-The screen has the session and the engine, which `EngineDriver` runs in a thread: what the user does
+The screen has the session and the engine, which `EngineDriver` runs in a thread. What the user does
 and what the engine tells come as messages, and what follows from them is here. Widgets own what
 they show: `Waiting` the queue, `ChatAudit` the audit, `Prompt` its history and completions.
 `FullContext` finds what helps a conversation that no longer fits.

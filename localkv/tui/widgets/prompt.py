@@ -104,8 +104,10 @@ class PromptSubmitted(Message):
 
 
 class Prompt(TextField):
-    """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall; Tab
-    completes a slash command or the name of a model; Ctrl+D quits if it is empty.
+    """The field for the next message.
+
+    Enter sends. Shift+Enter or Ctrl+J break the line. Up and Down at its ends recall earlier
+    prompts. Tab completes a slash command or the name of a model. Ctrl+D quits if it is empty.
 
     Args:
         sent: earlier prompts, the newest last.
