@@ -1147,9 +1147,9 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_types: the types by layer that are taken from a profile, and what they cost; or None.
         memory: bytes of weights, cache and scratch.
         warnings: one line each for the user. They are about unused tensors, a GPU that is not used,
-            and a context longer than the model was trained for. They name a cache type that this
-            model is known to suffer from, weights that do not all stay in memory, and an operation
-            that is slow for want of a kernel.
+            and a context longer than the model was trained for. They are about a cache type that
+            this model is known to suffer from, and weights that do not all stay in memory. They
+            also name an operation that is slow because it has no kernel.
         speculation: how tokens are guessed.
         draft: the model that guesses them, if there is one.
         load_seconds: time from the start to readiness.
