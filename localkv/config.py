@@ -27,6 +27,9 @@ DEVICES = ("auto", "cuda", "cpu", "reference")
 FIT = ("on", "off")
 """Values of `--fit`: "on" refuses a model that does not fit in memory."""
 
+DEFAULT_CACHE_DISK = 8 << 30
+"""Bytes of texts that are kept on a disk, where nobody says how many."""
+
 ACTIVATIONS = ("auto", "exact")
 """Values of `--activations`; "exact" has products of float32 with float32."""
 

@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import ACTIVATIONS, FIT, CacheConfig, KVScales, RopeOptions
+from localkv.config import ACTIVATIONS, DEFAULT_CACHE_DISK, FIT, CacheConfig, KVScales, RopeOptions
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -74,6 +74,7 @@ from localkv.system.threads import default_threads, place_caller, place_process,
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.audit import Audit
+    from localkv.engine.disk_cache import DiskCache
     from localkv.loader.gguf_file import GGUFFile
     from localkv.loader.smoothing import Smoothing
     from localkv.memory.draft_file import DraftFile
@@ -371,6 +372,7 @@ class TextOptions:
     cancel: Event | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     salt: int = 0
+    origin: bytes = b""
     reuses: bool = True
     ranks_after_samplers: bool = False
     lines: LineLimits = NO_LIMITS
@@ -442,6 +444,7 @@ def new_stream(
             predictions=predictions,
             speculation=speculation,
             salt=options.salt,
+            origin=options.origin,
             reuses=options.reuses,
             ranks_after_samplers=options.ranks_after_samplers,
         ),
@@ -573,6 +576,7 @@ class TextModel(LoadedModel):
         prompt: Prompt,
         *,
         salt: int = 0,
+        origin: bytes = b"",
         reuses: bool = True,
         ranks_after_samplers: bool = False,
         lines: LineLimits = NO_LIMITS,
@@ -583,6 +587,7 @@ class TextModel(LoadedModel):
         Args:
             prompt, options: as for `stream`.
             salt: texts of different salts share no rows of the cache.
+            origin: what the salt stands for, in this process and others (`cache_disk`).
             reuses: the prompt's rows that are there already are taken; else all are evaluated.
             ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from.
             lines: what ends it at the beginning of a line, with "length".
@@ -593,6 +598,7 @@ class TextModel(LoadedModel):
         asked = replace(
             self._text_options(prompt, options),
             salt=salt,
+            origin=origin,
             reuses=reuses,
             ranks_after_samplers=ranks_after_samplers,
             lines=lines,
@@ -1110,6 +1116,11 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             `n_cache_tokens`. The cache holds as many tokens as fit.
         step_ms: milliseconds that a step of all these texts should take; None is 100, or 30 on a
             GPU. It decides how long texts wait while another one's prompt is read.
+        cache_disk: a folder in which texts that leave the cache are kept, and those that are in it
+            when it is closed (docs/states.md). Another process with the same model and the
+            same settings goes on with them. It is made if it is not there.
+        cache_disk_size: bytes of its files at most, of all processes that use it together. What was
+            not used for the longest time goes first.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
@@ -1152,6 +1163,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             also name an operation that is slow because it has no kernel.
         speculation: how tokens are guessed.
         draft: the model that guesses them, if there is one.
+        disk: what keeps texts on the disk, with `cache_disk`; else None.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -1163,6 +1175,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
     """
 
     draft: LLM | None = None
+    disk: DiskCache | None = None
 
     def __init__(
         self,
@@ -1197,6 +1210,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         n_cache_tokens: int | Literal["fit"] | None = None,
         n_cache_bytes: int | None = None,
         step_ms: float | None = None,
+        cache_disk: str | os.PathLike[str] | None = None,
+        cache_disk_size: int = DEFAULT_CACHE_DISK,
         exact: bool = True,
         rope_scaling: str | None = None,
         rope_scale: float | None = None,
@@ -1242,6 +1257,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             ("n_parallel", n_parallel),
             ("n_cache_tokens", None if n_cache_tokens == "fit" else n_cache_tokens),
             ("n_cache_bytes", n_cache_bytes),
+            ("cache_disk_size", cache_disk_size),
             ("n_threads", n_threads),
             ("n_threads_batch", n_threads_batch),
         ):
@@ -1390,6 +1406,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self.backend = backend
         self._override_pre, self._step_ms = override_pre, step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
+        if cache_disk is not None:
+            self._keep_on_disk(cache_disk, cache_disk_size, activations)
         self.load_seconds = time.perf_counter() - started
 
     def __reduce_ex__(self, protocol: object) -> Never:
@@ -1409,6 +1427,29 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             f"<{type(self).__name__} {printable(name)}: context {cache.n_ctx}, "
             f"K/V {cache.types_text}, {self.backend.name}{draft}>"
         )
+
+    def _keep_on_disk(self, folder: str | os.PathLike[str], n_bytes: int, activations: str) -> None:
+        """Have texts that leave the cache kept in a folder."""
+        from localkv import __version__  # whose kernels may round otherwise
+        from localkv.engine.disk_cache import DiskCache
+        from localkv.engine.disk_folder import DiskFolder
+        from localkv.simd.cpu_features import CPU_LEVEL
+
+        kernels = CPU_LEVEL if self.backend.name == "cpu" else self.backend.name
+        kernels = f"{__version__} {kernels} {activations}"
+        stats = [os.stat(part) for part in self.gguf.parts]
+        files = [(part.st_size, part.st_mtime_ns) for part in stats]  # a fingerprint is of samples
+        identity = {**self._identity, "kernels": kernels, "files": repr(files)}
+        for name in ("model_name", "choices"):  # for people, and said by the cache
+            del identity[name]
+        self.disk = DiskCache(
+            DiskFolder(folder, n_bytes),
+            self.engine.cache,
+            identity,
+            exact=self.engine.slot.exact,
+            on_problem=self.warnings.append,
+        )
+        self.engine.slot.keep_on_disk(self.disk)
 
     def _ignores(self, tensor: str) -> bool:
         """Whether a tensor of the file is none that text, or a guess, needs."""

@@ -149,7 +149,7 @@ def rows_out(
 ) -> Iterator[Bytes]:
     """The rows of a plane that a sequence has, some pages at a time: uint8 [rows, *row_shape]."""
     pool, pages = cache.pools[plane.pool], sequence.pages[plane.pool]
-    empty = _empty_rows(pool)
+    empty = empty_rows(pool)
     for spans in _some(held.spans):
         ids = _ids(pool, pages, spans)
         found = plane.arrays.rows_of_pages(plane.fmt, plane.side, plane.number, plane.pages[ids])
@@ -236,7 +236,7 @@ def _ids(pool: PagePool, pages: Seq[int], spans: Seq[tuple[int, int, int]]) -> l
     return [pool.place(page) for page in ids] if isinstance(pool, LadderPool) else ids
 
 
-def _empty_rows(pool: PagePool) -> range:
+def empty_rows(pool: PagePool) -> range:
     """Rows that nobody stores, between a sink and the tail's first."""
     if pool.tail is None:
         return range(0)

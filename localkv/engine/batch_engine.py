@@ -193,7 +193,7 @@ class BatchEngine:
         now, most = self.clock(), options.max_tokens
         request = Request(
             next(self._numbers),
-            Text(list(prompt_ids), n_prompt, options.salt),
+            Text(list(prompt_ids), n_prompt, options.salt, options.origin),
             now,
             n_ctx if most is None else min(n_ctx, n_prompt + most),
             priority=options.priority,
@@ -249,6 +249,8 @@ class BatchEngine:
                 texts = self.rows.prefixes.texts
                 found = {page for text in texts for page in text.sequence.held(i)}
                 found |= {*self.engine.sequence.held(i)}
+                if (reading := self.rows.reading) is not None and reading.sequence is not None:
+                    found |= {*reading.sequence.held(i)}
                 lost += n_others - len(found)
                 n_others = len(found)
             kept += n_others

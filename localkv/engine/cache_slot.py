@@ -8,10 +8,11 @@ for which a backend may have other kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from threading import Event
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,18 @@ from localkv.model import Transformer
 from localkv.system.threads import chosen_threads
 from localkv.system.turns import Turns
 
+if TYPE_CHECKING:
+    from localkv.engine.disk_cache import DiskCache
+
 T = TypeVar("T")
 
 MOST_KEPT = 256
 """Texts that are kept at most, if they leave each other room."""
 MOST_RECURRENT = 4
 """Texts that are kept at most where the layers' states are copied to the host's memory."""
+
+CLOSE_SECONDS = 30.0
+"""Seconds that writing to the disk may take at most where the model is closed."""
 
 
 class Reuse(NamedTuple):
@@ -68,6 +75,7 @@ class CacheSlot:
         threads: for one token and for several.
         loop: decodes from fixed buffers, where the backend records.
         prefixes: texts that the slot has served before.
+        disk: keeps texts that leave the cache, if there is a folder for them.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class CacheSlot:
         self.loop = DecodeLoop(model, cache) if model.backend.records else None
         self.sequence = cache.new_sequence()
         self.prefixes = PrefixCache(cache, exact, MOST_RECURRENT if cache.states else MOST_KEPT)
+        self.disk: DiskCache | None = None
         self.ids: list[int] = []
         self.generated: list[bool] = []
         self._salt = 0
@@ -122,9 +131,32 @@ class CacheSlot:
 
         def let_go() -> None:
             self._turns = None
-            del self.model, self.cache, self.loop, self.prefixes, self.check_source, self._next
+            if self.disk is not None:
+                self.leave()
+                self.disk.save_all(self.prefixes.texts, CLOSE_SECONDS)
+                self.disk.close(CLOSE_SECONDS)
+            del (
+                self.disk,
+                self.model,
+                self.cache,
+                self.loop,
+                self.prefixes,
+                self.check_source,
+                self._next,
+            )
 
         self.turn(let_go)
+
+    def keep_on_disk(self, disk: DiskCache) -> None:
+        """Write texts that leave the cache to a disk, and go on with what is found there."""
+        self.disk, self.prefixes.leaving = disk, disk.leave
+
+    def save_some(self) -> bool:
+        """Have a text written that is kept, and not on the disk yet; whether there may be others.
+        They come in the order in which they would leave the cache."""
+        if self.disk is None:
+            return False
+        return self.disk.save_some(self.prefixes.texts)
 
     def begin_turn(self) -> None:
         """Start over if the work of a turn before broke off."""
@@ -354,8 +386,10 @@ class CacheSlot:
             how many leading tokens were the same, whether or not their rows are still there.
         """
         cache, exact = self.cache, self.exact
-        ours = self._marked()
         theirs = text.marked(len(text.ids) - 1)
+        if self.disk is not None:
+            self._read_back(self.disk, text, theirs)
+        ours = self._marked()
         n_same = self.prefixes.n_common(ours, theirs)
         n_ours = cache.reachable(self.sequence, n_same, exactly=exact)
         kept, n_kept = self.prefixes.find(theirs)
@@ -368,6 +402,16 @@ class CacheSlot:
             self.sequence = cache.fork(source, length, exactly=exact)
             self.ids, self.generated = unmarked(found[:length])
         return max(n_same, length)
+
+    def _read_back(self, disk: DiskCache, text: Text, theirs: NDArray[np.int64]) -> None:
+        """Keep a text of the disk that begins more like this one than what is in the cache."""
+        disk.know(text.salt, text.origin)
+        n_same = self.prefixes.n_common(self._marked(), theirs)
+        n_ours = self.cache.reachable(self.sequence, n_same, exactly=self.exact)
+        found = disk.find(theirs, max(n_ours, self.prefixes.find(theirs)[1]))
+        if found is not None:
+            self.leave()  # the text may need all pages
+            disk.reading(self.prefixes, theirs, found).go_on(math.inf)
 
     def is_taken_by(self, text: Text) -> bool:
         """Whether nothing has been evaluated for others since `take`."""

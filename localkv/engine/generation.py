@@ -81,6 +81,7 @@ class GenerationOptions:
         priority: requests with a larger one are served first.
         timeout: seconds after which it ends, with "cancelled".
         salt: texts of different salts share no rows of the cache.
+        origin: what the salt stands for, as `Text` has it.
         reuses: the prompt's rows that are there already are taken; else all are evaluated.
         ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from, not to
             the model's own.
@@ -98,6 +99,7 @@ class GenerationOptions:
     priority: int = 0
     timeout: float | None = None
     salt: int = 0
+    origin: bytes = b""
     reuses: bool = True
     ranks_after_samplers: bool = False
 

@@ -40,6 +40,8 @@ class Text:
         n_prompt: the number of leading tokens that came at once, as a prompt; the others were drawn
             one by one.
         salt: texts of different salts have no rows in common, whatever their tokens are.
+        origin: what a salt stands for, in this process and others; only texts that have one, or no
+            salt, are kept on a disk.
         saw: told of the normed hidden states [tokens, n_embd] of its tokens, and of guesses after
             them, from a position on, as they are evaluated; or None.
     """
@@ -47,6 +49,7 @@ class Text:
     ids: list[int]
     n_prompt: int
     salt: int = 0
+    origin: bytes = b""
     saw: Saw | None = None
 
     def marked(self, length: int) -> NDArray[np.int64]:
@@ -97,6 +100,7 @@ class PrefixCache:
     Attributes:
         texts: what is kept.
         n_dropped: texts that had to go so far.
+        leaving: called with a text that has to go, while it still has its pages.
     """
 
     cache: KVCache
@@ -104,6 +108,7 @@ class PrefixCache:
     most: int = 256
     texts: list[KeptText] = field(default_factory=list)
     n_dropped: int = 0
+    leaving: Callable[[KeptText], None] = lambda text: None
 
     def __post_init__(self) -> None:
         self.cache.call_when_full(self.drop_oldest)
@@ -156,6 +161,7 @@ class PrefixCache:
         """Forget the text that was not used for the longest time; whether there was one."""
         if not self.texts:
             return False
+        self.leaving(self.texts[0])
         self.drop(self.texts[0])
         self.n_dropped += 1
         return True

@@ -75,6 +75,8 @@ class Request:
         reuses: rows that are there of its text already are taken; else only its own, after it had
             to give way.
         most_again: generated tokens that are evaluated once more in a step like any other.
+        is_read: rows of it are being read from a disk, so that it waits for nobody's pages.
+        is_looked_up: there are no further ones on the disk.
     """
 
     number: int
@@ -93,6 +95,8 @@ class Request:
     ready: deque[tuple[int, float]] = field(default_factory=deque)
     reuses: bool = True
     most_again: int = 16
+    is_read: bool = False
+    is_looked_up: bool = False
 
     def waited(self, now: float) -> float:
         """Seconds since it came in which it took no part in a step."""
@@ -428,7 +432,8 @@ class Scheduler:
 
     def _blocks(self) -> bool:
         """Whether somebody could go on if another one gave its pages back."""
-        wanted = [one for one in (*self.running, *self.waiting) if not self._has_enough(one)]
+        every = (*self.running, *self.waiting)
+        wanted = [one for one in every if not self._has_enough(one) and not one.is_read]
         return bool(wanted) and any(one not in wanted[:1] for one in self.running)
 
     def shape(self, parts: Iterable[Part]) -> StepShape:

@@ -12,10 +12,14 @@ since all of them wait for the rows of one. So prices are known for each number 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array, Draw, Wanted
 from localkv.cache.kv_cache import KVCache
@@ -28,6 +32,9 @@ from localkv.engine.recorded import DecodeLoop, NextTokens
 from localkv.engine.scheduler import Part, Request, Scheduler, SchedulerConfig, StepShape
 from localkv.engine.speculation.draft_model import ModelSpeculator, draft_together
 from localkv.engine.speculation.speculator import Prices, Speculator
+
+if TYPE_CHECKING:
+    from localkv.engine.disk_cache import DiskReading
 
 LEARN_FROM = 8
 """The cost model learns from every eighth step without a prompt, and from all with one."""
@@ -115,6 +122,7 @@ class StepRunner:
         """A request is done, or cancelled; its rows are kept as long as there is room."""
         self.generations.pop(request.number, None)
         self.scheduler.end(request)
+        self.rows.forget(request)
 
     def step(self, asked: Generation | None = None) -> None:
         """Run a step for all requests that are there, or for one.
@@ -128,6 +136,7 @@ class StepRunner:
             LocalKVError: the model can't be run.
         """
         scheduler, cache, started = self.scheduler, self.rows.cache, self._clock()
+        self.rows.read_seconds = 0.0
         if self._unfinished:
             self._start_over()
         self._unfinished = True
@@ -185,7 +194,7 @@ class StepRunner:
             if before is not None:
                 for generation in takers.values():
                     generation.stats.requantised.add(cache.requantised - before)
-            self._count(shape, self._clock() - started)
+            self._count(shape, self._clock() - started - self.rows.read_seconds)
         self._unfinished = False
 
     def _drawn(self, generation: Generation, draw: Draw) -> int:
@@ -562,6 +571,9 @@ class ModelSteps:
                 part.request.text.saw(part.request.n_held, hidden[start:end])
 
 
+READ_SECONDS, READ_SECONDS_ALONE = 0.02, 0.1
+"""Seconds of a step in which rows are read from the disk: beside requests that run, and without."""
+
 WORTH_WAITING = 32
 """Tokens that a request waits for another one to evaluate, at least, instead of doing it itself."""
 
@@ -581,6 +593,8 @@ class RequestRows:
         in_place: the slot, if it has the rows of the request that runs; None if each request has a
             sequence. Then the slot's rows are kept as a text, before each step.
         n_reused: tokens of prompts that were found evaluated.
+        reading: a request's rows that are being read from the disk; one request's at a time.
+        read_seconds: that reading took since somebody set it to 0.
     """
 
     def __init__(
@@ -592,6 +606,9 @@ class RequestRows:
         self.in_place = slot if cache.n_sequences == 1 else None
         self._slot = slot
         self._n_started_over = cache.n_started_over
+        self.reading: DiskReading | None = None
+        self._read_for: Request | None = None
+        self.read_seconds = 0.0
 
     def enter(self, running: Sequence[Request]) -> Sequence[Request]:
         """Begin a step: the requests that have lost their rows, to other users or because the work
@@ -623,6 +640,8 @@ class RequestRows:
         found, n_found = None, 0
         if request.reuses or request.n_preempted:
             ids = request.text.marked(len(request.text.ids) - 1)
+            if self._reads(request, ids, running):
+                return False
             found, n_found = self.prefixes.find(ids, [_as_kept(other) for other in running])
             for other in running:
                 theirs = other.text.marked(other.n_prompt)
@@ -641,6 +660,44 @@ class RequestRows:
             request.n_reused = request.sequence.length
             self.n_reused += request.n_reused
         return True
+
+    def _reads(self, request: Request, ids: NDArray[np.int64], running: Sequence[Request]) -> bool:
+        """Read a piece of a request's rows from the disk; whether it has to wait for more, or for
+        another request that reads.
+
+        Args:
+            ids: int64 [tokens], `marked`, without the last token.
+        """
+        disk = None if self._slot is None else self._slot.disk
+        if disk is None or request.is_looked_up:
+            return False
+        if self._read_for not in (None, request):
+            return True
+        started = time.perf_counter()
+        if self.reading is None:
+            disk.know(request.text.salt, request.text.origin)
+            n_there = self.prefixes.find(ids, [_as_kept(other) for other in running])[1]
+            found = disk.find(ids, n_there)
+            if found is None:
+                request.is_looked_up = True
+                return False
+            if running and not self._has_room(request, self.cache.new_sequence(), 0, running):
+                return True
+            self.reading, self._read_for = disk.reading(self.prefixes, ids, found), request
+            request.is_read = True
+        is_done = self.reading.go_on(READ_SECONDS if running else READ_SECONDS_ALONE)
+        self.read_seconds += time.perf_counter() - started
+        if not is_done:
+            return True
+        self.reading = self._read_for = None
+        request.is_read, request.is_looked_up = False, True
+        return False
+
+    def forget(self, request: Request) -> None:
+        """A request is done: nobody wants what is read for it any more."""
+        if self._read_for is request and self.reading is not None:
+            self.reading.give_up()
+            self.reading = self._read_for = None
 
     def _has_room(
         self, request: Request, source: CachedSequence, n_found: int, running: Sequence[Request]
@@ -739,6 +796,7 @@ class RequestRows:
     def end(self, request: Request) -> None:
         """Take its sequence away, and keep its rows as long as there is room."""
         sequence, request.sequence = request.sequence, None
+        request.is_looked_up = False  # if it has to begin again
         if self.in_place is not None:
             return
         assert sequence is not None

@@ -24,7 +24,7 @@ from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine, allocated_cache
 from localkv.engine.generation import GenerationOptions
-from localkv.engine.saved_state import cache_identity
+from localkv.engine.state_file import cache_identity
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend

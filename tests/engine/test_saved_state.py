@@ -19,15 +19,8 @@ from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.prefix import Text
-from localkv.engine.saved_state import (
-    StateFile,
-    StateTensor,
-    choices_json,
-    in_parts,
-    load_state,
-    save_state,
-    write_state,
-)
+from localkv.engine.saved_state import choices_json, load_state, save_state
+from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
