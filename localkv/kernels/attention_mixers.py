@@ -3,8 +3,8 @@
 Grouped queries take projections, norms, RoPE and the store; in encoders nothing is stored. Latents
 are DeepSeek-V2's (arXiv:2405.04434, section 2.1).
 
-A token's row in the cache is one latent for all heads, which is both what keys are made of and
-what values are, and one rotated part of a key. Matrices that make a head's key and value of the
+A token's row in the cache is one latent for all heads, and one rotated part of a key. The latent is
+both what keys are made of and what values are. Matrices that make a head's key and value of the
 latent are multiplied into q and into the output instead ("absorbed"):
 
     q' = k_b[h] q      logit = s (q' . latent + q_rotated . rotated)      out = v_b[h] sum p latent

@@ -1,7 +1,7 @@
 """What a backend is: one frozen table of functions, at the grain at which kernels fuse.
 
 The forward pass calls nothing else. A backend that does not fuse composes its functions from
-primitives (`compose`); one that does replaces entries of the table, and falls back on the composed
+primitives (`compose`). One that does replaces entries of the table, and falls back on the composed
 ones where a kernel is missing: `methods` says where, and what that costs. A backend answers for
 tensors as it has prepared them and for types of the cache, so that statements about a model follow
 from the code that runs.
@@ -204,8 +204,8 @@ class TokenBatch:
 
 RunLayers = Callable[[Array, tuple[StackLayer, ...], TokenBatch], Array | None]
 """(x [tokens, n_embd], layers, what they are given) -> x after all layers, the same as they give
-one by one, or what `logits` makes of that if there is a head; None where the batch is not of a kind
-that is run so."""
+one by one. If there is a head, it is what `logits` makes of that. None where the batch is not of a
+kind that is run so."""
 
 
 class MovedBatch(NamedTuple):
@@ -231,9 +231,9 @@ class MovedBatch(NamedTuple):
 
 
 RunNext = Callable[[tuple[StackLayer, ...], MovedBatch], Array | None]
-"""(layers, tokens) -> their logits [tokens, n_vocab], the same bits as a batch gives; None
-unless `before` is the last one of as many tokens that `run_layers` ran with these layers, and what
-that left will do."""
+"""(layers, tokens) -> their logits [tokens, n_vocab], the same bits as a batch gives. None unless
+`before` is the last one of as many tokens that `run_layers` ran with these layers, and what that
+left will do."""
 
 
 def run_nothing_next(layers: tuple[StackLayer, ...], moved: MovedBatch) -> Array | None:
@@ -305,8 +305,8 @@ RunGuesses = Callable[
 ]
 """(layers, the first of some tokens as `RunNext` takes it, those that follow it, when it ends) ->
 the tokens that follow all of these; their rows go to the same page. None, with nothing stored,
-where `RunNext` gives None, and where a token takes more than chains that are run again as they are;
-they may also be fewer than `guessing` says."""
+where `RunNext` gives None. None, too, where a token takes more than chains that are run again as
+they are. There may also be fewer tokens than `guessing` says."""
 
 
 def run_no_guesses(

@@ -1,9 +1,9 @@
 """Checks of kernels' arguments before they run: kernels follow addresses and check nothing.
 
 Each kernel says in its own file which shapes it takes. Its launcher checks them in one place, with
-the functions here, where it costs nothing: as a plan, a table or a chain is made, which serve many
-calls, and only the sizes with each call. On a GPU only facts that the host knows are checked, as it
-would have to wait for the rest.
+the functions here, where it costs nothing. That is as a plan, a table or a chain is made, which
+serve many calls. With each call only the sizes are checked. On a GPU only facts that the host knows
+are checked, as it would have to wait for the rest.
 """
 
 from __future__ import annotations

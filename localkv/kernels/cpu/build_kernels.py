@@ -54,7 +54,7 @@ WEIGHT_TYPES = (
     *("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
     *("q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "mxfp4"),
 )
-"""Types in published files of Q2_K to Q6_K, Q4_0 to Q8_0, IQ4_XS, MXFP4, F16 and BF16: a mixture
+"""Types in published files of Q2_K to Q6_K, Q4_0 to Q8_0, IQ4_XS, MXFP4, F16 and BF16. A mixture
 takes Q4_0, Q5_0, Q8_0 or IQ4_NL for rows that are no multiple of 256 values."""
 
 LATENT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q5_0", "q4_K", "q5_K", "q6_K")

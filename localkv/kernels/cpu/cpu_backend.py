@@ -1,7 +1,7 @@
 """CPU: Numba's kernels on packed weights and a packed cache.
 
-Attention and the store that goes with it are compiled by Numba and keep pages in an order of their
-own (`shared/cpu/page_order.py`), so a cache is written and read by this backend only.
+Numba compiles attention and the store that goes with it. These keep pages in an order of their own
+(`shared/cpu/page_order.py`), so a cache is written and read by this backend only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drawing tokens where the logits are, so that they need not come to the host.
 
-For chains of the samplers that only look at a token's own logits: top-k, top-p, min-p and
-temperature. They keep the same tokens as `samplers` and draw from the same distribution, but with
-other random numbers than `Sampler`: a hash of the seed and the number of the draw.
+This is for chains of the samplers that only look at a token's own logits: top-k, top-p, min-p and
+temperature. They keep the same tokens as `samplers` and draw from the same distribution. Their
+random numbers are not `Sampler`'s: each is a hash of the seed and the number of the draw.
 """
 
 from __future__ import annotations

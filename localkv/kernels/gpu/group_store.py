@@ -5,9 +5,9 @@ type packs several tokens together, both sides of a segment are packed so. As in
 arithmetic is fp32 without fused multiply-adds, so bytes are the reference's.
 
 A page changes its types layer by layer. The readers of attention unpack its rows into float32
-memory of a layer's page, and the kernel that stores new rows packs them, or, in types that pack
-several tokens together, the one that packs groups. So the bytes are those that `cache/repack.py`
-makes of the values that attention reads, which it rounds to fp16 where it multiplies in fp16.
+memory of a layer's page. The kernel that stores new rows packs them, or, in types that pack several
+tokens together, the one that packs groups. So the bytes are those that `cache/repack.py` makes of
+the values that attention reads, which it rounds to fp16 where it multiplies in fp16.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def group_kernel(
 
     Args:
         groups_ptr: int64 [groups, 2], the slot of a group's first row, and the number of the row
-            among the ones that it is packed from; where the first is negative, there is no group.
+            among the ones that it is packed from. Where the first is negative, there is no group.
         k_rows_ptr, v_rows_ptr: fp16 or fp32 [pages, N_KV_HEADS, PAGE, HEAD_DIM or VALUE_DIM].
         PAGE_BYTES: of the planes, see `pages.py`.
         GROUP: tokens of a group; TOKENS_K or TOKENS_V of them are packed at once.

@@ -114,8 +114,11 @@ def grouped_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Tensor:
-    """Mix tokens by attention: five launches for one segment, and a sixth for a gate of channels;
-    more for gates of heads, narrow heads of V, a factor, a sink and a tail."""
+    """Mix tokens by attention.
+
+    It takes five launches for one segment, and a sixth for a gate of channels. It takes more for
+    gates of heads, narrow heads of V, a factor, a sink and a tail.
+    """
     weights, attn = layer.attention, spec.attention
     projections = [p for p in (weights.attn_q, weights.attn_k, weights.attn_v) if p is not None]
     q, *kv = linears(normed(x, layer.attn_norm, projections), projections)

@@ -113,8 +113,11 @@ def check_experts(
     n_ff: int,
     added: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
 ) -> None:
-    """Gate, if there is one, and up have `stack_rows` an expert, and down takes `n_ff` values;
-    ids of each token; biases of the three and factors of down, where there are any."""
+    """Check what products with experts are given.
+
+    Gate, if there is one, and up have `stack_rows` an expert, and down takes `n_ff` values. Then
+    there are ids of each token, and biases of the three and factors of down, where there are any.
+    """
     gate, up, down = stacks
     n_experts, n_embd = up.shape[0], up.shape[-1]
     shape = (n_experts, stack_rows, n_embd)

@@ -2,7 +2,7 @@
 
 The pages of a plane follow one another, so that rows are numbered as if all were one list
 (`shared/gpu`). In a cache whose pages change their types they lie in an arena of bytes, each with
-all of its planes: then pages begin PAGE_BYTES apart, a row has its number within its page, and
+all of its planes. Then pages begin PAGE_BYTES apart, a row has its number within its page, and
 planes are moved to the page. PAGE_BYTES is 0 where pages follow one another.
 """
 

@@ -3,10 +3,10 @@
 Norms are RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016). Products go tile by tile,
 rows are packed by the formats' own encoders, and attention decodes all of a sequence's rows.
 
-Rows of K and V that are stored in blocks with one scale lose less when a Hadamard transform, which
-spreads an outlier over all the channels of its block, rotates them first (QuaRot, Ashkboos et al.
-2024; llama.cpp does so too). Attention stays the same: q . k does not change if both are rotated,
-and a sum of rotated rows of V is the rotated sum.
+Rows of K and V that are stored in blocks with one scale lose less when a Hadamard transform rotates
+them first. It spreads an outlier over all the channels of its block (QuaRot, Ashkboos et al. 2024;
+llama.cpp does so too). Attention stays the same: q . k does not change if both are rotated, and a
+sum of rotated rows of V is the rotated sum.
 
 K may be in the cache as it is before RoPE, as KVQuant has it (arXiv:2401.18079, 3.2). A channel of
 K then has much the same values at all positions, but each step has to rotate every key that it
@@ -103,8 +103,8 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
     """`x` [..., n] times the normalised Hadamard matrix (Sylvester's) in blocks of the last axis.
 
     The matrix is symmetric and orthogonal: applied twice, the transform gives `x` back. Sums are
-    made in pairs of distance 1, 2, 4, ..., for any shape, so that a row's result does not
-    depend on its batch, and a fused kernel that does the same gets the same bits.
+    made in pairs of distance 1, 2, 4, ..., for any shape. So a row's result does not depend on its
+    batch, and a fused kernel that does the same gets the same bits.
 
     Args:
         block: a power of two that divides n; 0 leaves `x` as it is.

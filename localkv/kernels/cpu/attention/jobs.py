@@ -93,9 +93,9 @@ class Job(NamedTuple):
 
 class Sequence(NamedTuple):
     """Generated tokens of a sequence: the first one, how many, their page table, its rows; how many
-    chunks they take. Then the context's parts, whose sums are rounded separately: the first,
-    counted from the first sequence's; how many; how many come before them in the context; and
-    how many pages one has."""
+    chunks they take. Then the context's parts, whose sums are rounded separately. The first is
+    counted from the first sequence's. Then come how many they are, how many come before them in the
+    context, and how many pages one has."""
 
     token: int
     n_new: int
@@ -178,7 +178,8 @@ class LatentJob(NamedTuple):
 
 class LatentBlock(NamedTuple):
     """Rows of a sequence that are taken at once: which token and which of its heads is the first,
-    how many rows, the sequence's page table, the first of its parts' results, how many."""
+    and how many rows. Then the sequence's page table, the first of its parts' results, and how
+    many."""
 
     token: int
     head: int

@@ -66,8 +66,11 @@ class CacheDecoder:
 
     @property
     def adds_alike(self) -> bool:
-        """Whether kernels add up a row in the same order in tiles of all sizes: where a unit is one
-        vector of floats, even the largest tile of V has two sums for each row (`weigh.PAIRS`)."""
+        """Whether kernels add up a row in the same order in tiles of all sizes.
+
+        They do where a unit is one vector of floats: even the largest tile of V then has two sums
+        for each row (`weigh.PAIRS`).
+        """
         return self.block == LANES and not (self.digits or self.by_channel or self.outliers)
 
 

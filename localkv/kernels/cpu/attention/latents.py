@@ -2,9 +2,9 @@
 
 A worker (see `thread_pool`) takes one part of what a block of rows (new token, query head) sees at
 a time. It decodes `TILE` rows of the cache into its memory, turned so that tokens lie in lanes for
-the products with queries, and once more so that channels do for the weighted sums, as values are
-the same latents. Parts of a generated token are merged by whoever finishes the last one; a token of
-a prompt has one. The decoders are functions of the types, called by address.
+the products with queries. It decodes them once more so that channels lie in lanes for the weighted
+sums, as values are the same latents. Parts of a generated token are merged by whoever finishes the
+last one; a token of a prompt has one. The decoders are functions of the types, called by address.
 """
 
 from __future__ import annotations

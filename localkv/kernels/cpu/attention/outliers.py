@@ -1,7 +1,7 @@
 """Outliers that some types keep on their own: what is missing to one value of two blocks of a row.
 
-Their plane has a 16-bit item for each block of a token, in groups of 16 tokens: of the first of two
-blocks what is missing, as fp16, of the second the place among the 64 values
+Their plane has a 16-bit item for each block of a token, in groups of 16 tokens. The item of the
+first of two blocks is what is missing, as fp16. The second block's is the place among the 64 values
 (`quant_formats/nuq`). Lanes are tokens.
 """
 

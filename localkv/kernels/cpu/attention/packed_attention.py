@@ -1,6 +1,6 @@
 """The CPU's attention: plans the work of a batch and lets compiled workers do it.
 
-Generated tokens take the decode kernels, which read packed K and V straight into registers; those
+Generated tokens take the decode kernels, which read packed K and V straight into registers. Tokens
 of a prompt take the prefill kernels, which decode a tile at a time for many rows. The two round
 differently. What a token gets depends on its kind and on what it sees, not on its batch.
 """
@@ -127,8 +127,8 @@ class ScratchMemory(threading.local):
 def plane_table(
     fmt: QuantFormat, planes: tuple[Bytes, ...], codebook: Floats | None = None
 ) -> Table:
-    """int64 [6, 3]: address, bytes of a KV head and bytes from page to page of up to four planes;
-    the codes' plane again; the address of the codebook, if there is one."""
+    """int64 [6, 3]: address, bytes of a KV head and bytes from page to page of up to four planes.
+    Then the codes' plane again, and the address of the codebook, if there is one."""
     rows = [(address(plane), plane.strides[1], plane.strides[0]) for plane in planes]
     codes = rows[len(fmt.planes) - 1]
     numbers = 0 if codebook is None else address(codebook)

@@ -71,9 +71,10 @@ class TokenAttention:
         self._owners = list[int]()
 
     def __call__(self, batch: Batch) -> tuple[Launch | None, Plan | None]:
-        """The one call of the batch, `NOTHING` if it sees no row, None if there are several, or
-        others; and its plan, which has to be kept until the call has ended, and may be the next
-        tokens' afterwards.
+        """The one call of the batch, and its plan.
+
+        The call is `NOTHING` if the batch sees no row, None if there are several, or others. The
+        plan has to be kept until the call has ended, and may be the next tokens' afterwards.
 
         Raises:
             BoundsError: the batch is not of such a cache.
@@ -196,8 +197,11 @@ _LATENTS = _places(LatentJob, "q", "q_rotated", "out", "lse", "latent_planes", "
 """Items of a job in which layers differ."""
 
 Prepare = Callable[[Batch], tuple[Launch | None, object]]
-"""The one call of a batch in such layers, `NOTHING` if it sees no row there, None if there are
-several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
+"""The one call of a batch in such layers, and what has to be kept until it has run.
+
+The call is `NOTHING` if the batch sees no row there, None if there are several, or others. What has
+to be kept is its plan, whose tables it reads.
+"""
 
 Move = Callable[[Batch, Sequence[int], Sequence[int]], bool]
 """Whether such a call, as it is now, also serves tokens at other positions, each so far after."""
@@ -389,8 +393,11 @@ class AttentionSteps:
 
     def growing(self, batch: Batch) -> tuple[list[int], list[tuple[int, int]]] | None:
         """What differs in the jobs of the token after the one of a batch that was prepared or moved
-        last, in the same page: addresses of items that are one more, and memory that is 0 again,
-        with its words. None if it is more than that."""
+        last, in the same page.
+
+        That is addresses of items that are one more, and memory that is 0 again, with its words.
+        None if it is more than that.
+        """
         items, cleared = list[int](), list[tuple[int, int]]()
         for group in self._groups.values():
             found = None if group.growing is None else group.growing(batch)

@@ -12,7 +12,7 @@ The reciprocal and the product are rounded to floats, by 2^-24 of at most 2^15 e
 by a half. So n is off by less than 0.504, which is ERROR_BOUND = 0.504 / 0x7F70 < 2^-15.9 of the
 block's largest magnitude. The codes themselves are off by up to a half of 127, of the finest type.
 
-The digits come from the bytes of n + 128: adding that leaves no carry between them, so byte 1 is
+The digits come from the bytes of n + 128, as adding that leaves no carry between them. Byte 1 is
 the higher digit, and byte 0 with its top bit flipped is the lower one.
 
 Codes are `offset` larger than what they stand for (8 for q4_0), so offset * sum n has to be taken

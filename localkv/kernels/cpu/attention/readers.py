@@ -2,7 +2,7 @@
 
 While a page's logits are made, its V comes from memory, and while its V is weighed, the next page's
 K. If one type has more bytes than its share of the time, what is left of them is fetched during the
-other's: so the memory is as busy all the time. That is two runs of lines to fetch at once.
+other's. So the memory is as busy all the time. That is two runs of lines to fetch at once.
 
 Weights of a page's tokens are integers, which integer codes of V are multiplied with. A block of 32
 channels has a scale d for each token, which is multiplied into the weights first: x = p d. Of a row
@@ -28,10 +28,10 @@ the digits of as many integers, four a word, and for a few numbers after them:
             528 .. 535     536 .. 543
             sums           scales
 
-A *part* of a row is what has a start of its own, and a sum: all channels of a query on the side of
-K, 32 tokens of a page on the side of V. Starts make up for codes that are read `offset` too large.
-The scale is one for a whole row: a channel may be much smaller than the largest, but its codes
-times n err by as much as theirs. Of 512 codes of at most 128 the sum stays below 2^31.
+A *part* of a row is what has a start of its own, and a sum. On the side of K it is all channels of
+a query, on the side of V 32 tokens of a page. Starts make up for codes that are read `offset` too
+large. The scale is one for a whole row: a channel may be much smaller than the largest, but its
+codes times n err by as much as the largest's. Of 512 codes of at most 128 the sum stays below 2^31.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Compiled for each type of K (the decoder) and number of rows in a tile (see `specialize`). A
 page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens.
 
-Where the CPU has 8-bit dot products, types of integers are read as codes: a block of a row of q
+Where the CPU has 8-bit dot products, types of integers are read as codes. A block of a row of q
 then is 16-bit integers times a scale (`attention/queries.py`), and a block's products are summed
 exactly.
 
@@ -31,7 +31,7 @@ The constants below fit that to 32 registers. q4_0 as digits, by rows of a tile:
     8       2         4    8       2                  16              8         2
 
 With 8 rows in one pass their 16 sums would leave room for a single group, and every word loaded of
-q would be used once; half of the rows at a time, two groups share it.
+q would be used once. With half of the rows at a time, two groups share it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ has no scale, and the minima add one number for all tokens. 32 tokens are taken 
 as in types by token, lanes are tokens (`attention/score.py`).
 
 Where the CPU has 8-bit dot products, products of q and d become 16-bit integers with one scale for
-all channels (`attention/readers.py`), so that a logit's products are summed exactly. That scale
-is the largest magnitude of q times the largest of d, which bound the products: to find the largest
+all channels (`attention/readers.py`), so that a logit's products are summed exactly. That scale is
+the largest magnitude of q times the largest of d, which bound the products. To find the largest
 product of each row would take a third of the time of all products with codes. The largest d of all
 groups of a page come first, as each waits for a chain of instructions, which then run side by side.
 """
@@ -109,8 +109,11 @@ def measure_queries(out: Address, q: Address, head_dim: int) -> None:
 
 @njit(error_model="numpy")
 def measure_group(out: Address, q: Address, planes: Addresses, group: int, head_dim: int) -> None:
-    """What a group of tokens that share scales needs: the largest scale of its channels, NaN if
-    one isn't finite, and its inverse; the sums of a tile's rows of q with its minima."""
+    """What a group of tokens that share scales needs.
+
+    That is the largest scale of its channels, NaN if one isn't finite, and its inverse; and the
+    sums of a tile's rows of q with its minima.
+    """
     shifts, largest, first = zeros_f32(ROWS), zero_f32(), group * head_dim
     for c in range(0, head_dim, LANES):
         if DIGITS:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from localkv.cache.layout import PAGE_TOKENS
 
 FEW_ROWS = 16
-"""Rows (new tokens * query heads of a KV head) that the decode kernels take at once, or else those
-of one token."""
+"""Rows (new tokens * query heads of a KV head) that the decode kernels take at once. The rows of
+one token are taken at once even if they are more."""
 TILE = 64
 """Tokens of K and V that the prefill kernels decode at a time; divides a page."""
 BLOCK_ROWS = 96
@@ -82,8 +82,8 @@ class RowScratch(NamedTuple):
 
     Attributes:
         q: [n_rows, head_dim], as floats or as digit blocks.
-        sums: [n_rows, head_dim / values of a block], of the blocks of q; of types with outliers
-            [n_rows, head_dim], q as floats; of types with scales by channel [rows of a tile,
+        sums: [n_rows, head_dim / values of a block], of the blocks of q. Types with outliers have
+            [n_rows, head_dim], q as floats. Types with scales by channel have [rows of a tile,
             CHANNEL_ROW].
         logits: [n_rows, PAGE_TOKENS], then what they become as weights.
         totals: [n_rows, LANES], sums of exponentials.

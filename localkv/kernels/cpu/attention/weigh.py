@@ -4,8 +4,8 @@ Compiled for each type of V (the decoder) and number of rows in a tile (see `spe
 vector's lanes are channels; scales lie in groups of 16 tokens, and are multiplied into the weights
 first, so that the loop over tokens has none.
 
-Where the CPU has 8-bit dot products, types of integers are read as codes, four tokens at a time:
-weights times scales become 16-bit integers (`attention/readers.py`), and a page's products are
+Where the CPU has 8-bit dot products, types of integers are read as codes, four tokens at a time.
+Weights times scales become 16-bit integers (`attention/readers.py`), and a page's products are
 summed exactly.
 """
 
@@ -108,9 +108,9 @@ def add_minima(
     n_tokens: Count,
     scratch: Address,
 ) -> None:
-    """out += the weighted sum of the minima of a block or a row, the same for all of its channels;
-    where codes are read OFFSET less, of the scales OFFSET more. `scratch` has room for a vector of
-    each row."""
+    """out += the weighted sum of the minima of a block or a row, the same for all of its channels.
+    Where codes are read OFFSET less, the scales are added OFFSET times. `scratch` has room for a
+    vector of each row."""
     totals = zeros_f32(ROWS)
     for group in range((n_tokens + 15) // 16):
         place = (group * n_blocks + block) * 16

@@ -2,8 +2,8 @@
 
 A kernel is some C callbacks and what they inline. Numba would optimise each of its functions alone,
 make machine code of it, and wrap it for Python and for C, before it is inlined into the next. That
-takes longer than all the rest, so it is left out here: functions are lowered to LLVM's language,
-and only callbacks, which they are put together in, are optimised and become machine code.
+takes longer than all the rest, so it is left out here. Functions are lowered to LLVM's language.
+Only callbacks, which they are put together in, are optimised and become machine code.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 One word, `ENTRY`, says all. From its lowest bit on: how many helpers are inside, whether the job is
 closed, the job's number, how many helpers have entered, and how many may. A helper enters a job
-that is open and leaves when nothing is left to take. The thread whose job it is works too, closes
-the job when nothing is left, and waits only for helpers that are inside: one that could not get a
-core in time is not missed.
+that is open and leaves when nothing is left to take. The thread whose job it is works too, and
+closes the job when nothing is left. It waits only for helpers that are inside: one that could not
+get a core in time is not missed.
 
 A helper that lost its core inside is missed. Where another program wants that core all the time,
-the system takes it from one and gives it to the other every few milliseconds, and each time a job
-waits for a helper that does not run. So the time is counted that was lost by waiting for longer
-than one's own work took. If it is much, jobs get one helper fewer for a while, then twice as many
-fewer if that is not enough, and for twice as long when it soon happens again.
+the system takes it from one and gives it to the other every few milliseconds. Each time a job waits
+for a helper that does not run. So the time is counted that was lost by waiting for longer than
+one's own work took. If it is much, jobs get one helper fewer for a while, then twice as many fewer
+if that is not enough. The while is twice as long when it soon happens again.
 """
 
 from __future__ import annotations

@@ -102,8 +102,10 @@ def mark_used(path: Path) -> None:
 
 
 def remove_unused(folder: Path, most_bytes: int = MOST_KEPT) -> None:
-    """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left; then
-    the ones that were not taken for the longest time, until the rest has `most_bytes` at most.
+    """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left.
+
+    Then it removes the ones that were not taken for the longest time, until the rest has
+    `most_bytes` at most.
 
     It looks at every file, so it does nothing within a day of the last time. A process that is
     about to take one of them compiles it again, as if it had never been there.

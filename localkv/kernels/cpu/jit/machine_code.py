@@ -1,8 +1,8 @@
 """Machine code of C callbacks, independent of the process that compiled it, and how it is linked.
 
-Numba's own cache restores a function for further compilation, and for that it fills its tables of
-types and operators first, which takes longer than to load all the kernels of a model. Workers are
-only called, by address: an object file, linked by LLVM, is enough, and Numba is not even imported.
+Numba's own cache restores a function for further compilation. For that it fills its tables of types
+and operators first, which takes longer than to load all the kernels of a model. Workers are only
+called, by address: an object file, linked by LLVM, is enough, and Numba is not even imported.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 At the first start, processes help this one. Numba compiles under a lock, so a second core is of use
 to a second process only. While a block `with compiling_ahead(sources)` runs, helpers compile
-sources from the end of the list; this process goes on with its work and compiles, or waits for,
+sources from the end of the list. This process goes on with its work and compiles, or waits for,
 what it comes to need (`specialized`). A helper sends machine code through a pipe. If it fails, this
 process compiles by itself. Whoever waits is told how many of the kernels there are.
 

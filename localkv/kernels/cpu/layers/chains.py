@@ -1,7 +1,7 @@
 """Chains of workers that are kept for a layer's operations, and the steps that they share.
 
-Decoding runs the same chains again and again, so one is kept for each layer and operation, and for
-each small number of tokens: drafts come and go between single tokens.
+Decoding runs the same chains again and again, so one is kept for each layer and operation. Each
+small number of tokens has chains of its own, too: drafts come and go between single tokens.
 
 Where no chain holds them, norms, activations and RoPE are operations of their own. Each row's
 result is the same alone as in any batch.

@@ -9,8 +9,9 @@ in layers that run one by one. Tokens are of one text, as guesses are, or of sev
 A draft's guesses run a program of one token again and again, with no Python in between:
 
 After each token a worker takes the most probable one and writes what the chain reads of the next
-(`linear/guess.py`): its row of the embedding, its rotations, and the items that say where its rows
-go and how many there are: each is one more than before as long as the page is the same.
+(`linear/guess.py`). That is its row of the embedding, its rotations, and the items that say where
+its rows go and how many there are. Each item is one more than before as long as the page is the
+same.
 """
 
 from __future__ import annotations
@@ -525,9 +526,12 @@ class TokenPlaces:
         return [address(slots) for _, slots, _ in self._pools.values()]
 
     def turns(self, moved: MovedBatch, n: int) -> list[tuple[int, int, int]] | None:
-        """Tables of the rotations of one token: where each is, where there are the same values and
-        the ones of the `n` - 1 tokens after it, and how many floats a token has. None if
-        tokens differ in other places, too."""
+        """Tables of the rotations of one token.
+
+        For each there are its address, the address of the same values with the ones of the `n` - 1
+        tokens after it, and how many floats a token has. None if tokens differ in other places,
+        too.
+        """
         if self._groups or self.states is not None or self.embedded is not None:
             return None
         found = list[tuple[int, int, int]]()

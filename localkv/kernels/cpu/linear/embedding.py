@@ -1,7 +1,7 @@
 """Rows of the embedding, one at a time: what each generated token begins with.
 
-NumPy takes some twenty calls to decode a row, and none finds anything of its own in the caches
-after a token has read all weights; a kernel is done in a twentieth of that time.
+NumPy takes some twenty calls to decode a row. None of them finds anything of its own in the caches
+after a token has read all weights. A kernel is done in a twentieth of that time.
 """
 
 from __future__ import annotations

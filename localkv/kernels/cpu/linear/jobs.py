@@ -103,8 +103,8 @@ BFLOAT_BLOCK_BYTES = 2 * BLOCK
 def bfloat_blocks(n_in: int) -> int:
     """Blocks of a token's activations in BF16, with up to 7 of zeros after `n_in` columns.
 
-    They are 3 more than a multiple of 8, so that the same columns of a tile's tokens lie in
-    different sets of the nearest cache, which 4 KiB from token to token share.
+    They are 3 more than a multiple of 8. So the same columns of a tile's tokens lie in different
+    sets of the nearest cache, while tokens 4 KiB apart would share a set.
     """
     n_blocks = -(-n_in // BLOCK)
     return n_blocks + (3 - n_blocks) % 8

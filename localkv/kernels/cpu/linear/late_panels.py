@@ -48,8 +48,8 @@ from localkv.system.threads import n_threads
 LATE_PRODUCTS = KernelSource("linear/late_product")
 
 TOKENS_TO_LAY = 16
-"""Tokens whose evaluation, but for the first, begins with making panels until all are there: those
-of a token then take about as long as the token itself."""
+"""Tokens whose evaluation, but for the first, begins with making panels until all are there. The
+panels of a token then take about as long as the token itself."""
 
 
 class Panels:

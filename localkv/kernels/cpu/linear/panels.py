@@ -98,10 +98,13 @@ F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
 
 SCALE, START, SECOND_START = range(3)
 VALUE_SUMS = START, SECOND_START
-"""What is known of a block in 8 bits, its codes aside, a word each: its scale; for weights whose
-codes are too large what integer products start with, -surplus * the sum of the codes; for those
-with minima the sum of the values, scale * the sum of the codes. Both are of the first half and of
-the second where these have scales of their own, else of all (and the second word is 0)."""
+"""What is known of a block in 8 bits, its codes aside, a word each.
+
+First comes its scale. For weights whose codes are too large there is what integer products start
+with, -surplus * the sum of the codes. For weights with minima there is the sum of the values, scale
+* the sum of the codes. Both are of the first half and of the second where these have scales of
+their own, else of all (and the second word is 0).
+"""
 
 
 @dataclass(frozen=True)
@@ -487,9 +490,9 @@ def _added(b: Builder, x: Value, y: Value, first: list[int], second: list[int]) 
 def _block_sums(b: Builder, x: list[Any]) -> Value:
     """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector.
 
-    Vector i has products of blocks 2 i and 2 i + 1. With its words in quarters of four, where a0
-    is a word of vector a = 0, b0 of vector b = 1 and so on, |...| a quarter, and a sum of words is
-    written as they are (a02 is a0 + a2):
+    Vector i has products of blocks 2 i and 2 i + 1. Its words are shown in quarters of four, |...|
+    a quarter: a0 is a word of vector a = 0, b0 of vector b = 1 and so on. A sum of words is written
+    as they are (a02 is a0 + a2):
 
         a         | a0 a1 a2 a3     | the same of quarters 1, 2 and 3: shuffles that stay in
         b         | b0 b1 b2 b3     | a quarter are the quick ones

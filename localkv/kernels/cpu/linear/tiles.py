@@ -6,7 +6,7 @@ once per tile of tokens and keep the sums in registers. A token's result does no
 other tokens of the batch: every tile adds up the same numbers in the same order.
 
 A tile of one panel loads each word of the activations for one product only, and loads are what it
-waits for: a core of Zen 5 starts two products of bytes in a cycle, and as many loads of vectors. So
+waits for. A core of Zen 5 starts two products of bytes in a cycle, and as many loads of vectors. So
 for many tokens (fewer where codes take long to read) two panels, which share these loads, are
 unpacked once. An unpacked block has eight vectors of codes, as they are multiplied, then the
 vectors of its scales and of its minima. Blocks lie on the stack, in the first-level cache, as do

@@ -209,9 +209,9 @@ def pack_tokens(address: Address, thread: Count) -> None:
 def gather(address: Address, thread: Count) -> None:
     """Put words of packed tokens side by side, tile by tile of each group (`GatherJob`).
 
-    Of a token in a tile of T, word i of a block is word i T + t; alone, it is word i, or, where
-    that token is in planes, one of all codes or of all facts of a kind. Tokens that lie side by
-    side are copied.
+    Of a token in a tile of T, word i of a block is word i T + t. Of a token alone it is word i.
+    Where that token is in planes, it is one of all codes or of all facts of a kind. Tokens that lie
+    side by side are copied.
     """
     job = read_gather_job(address)
     n_blocks = job.n_blocks

@@ -1,7 +1,7 @@
 """Depthwise convolutions over the last tokens of a sequence, compiled for each kernel's length.
 
-A piece is a block of channels of a sequence: it reads the rows before the batch in the sequence's
-state, and leaves those after it where they are to go. Formulas as in `kernels/recurrent.py`.
+A piece is a block of channels of a sequence. It reads the rows before the batch in the sequence's
+state, and leaves the rows after it where they are to go. Formulas as in `kernels/recurrent.py`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def product(x: Address, width: int, i: int) -> Any:
 def keep_states(
     job: Any, sequence: int, state: Address, x: Address, stride: int, width: int
 ) -> None:
-    """The state of a block of channels after each token whose state has a place: the last rows of
-    the state before the batch and of x, whose rows are [b; c; y] of `width` bytes each, or
-    convolved themselves if it is 0."""
+    """Keep the state of a block of channels after each token whose state has a place.
+
+    A state is the last rows of the state before the batch and of x. Rows of x are [b; c; y] of
+    `width` bytes each, or convolved themselves if it is 0.
+    """
     first, end = get_i32(job.starts, sequence), get_i32(job.starts, sequence + 1)
     slot, row = get_i64(job.slots, sequence), 4 * job.n_channels
     for t in range(end - first):

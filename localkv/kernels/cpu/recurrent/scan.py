@@ -1,8 +1,8 @@
 """Memories that take in a token after the other: the gated delta rule, and Mamba-2.
 
 Both keep a matrix M for each head, and differ in what a token adds to it. A column of M depends on
-no other, so a piece is a few columns of a head of a sequence, which stay in the first cache while
-all tokens of a prompt pass; they lie together, piece after piece, [rows, 16 * VECTORS]. Formulas as
+no other. So a piece is a few columns of a head of a sequence, which stay in the first cache while
+all tokens of a prompt pass. They lie together, piece after piece, [rows, 16 * VECTORS]. Formulas as
 in `kernels/recurrent.py`.
 """
 

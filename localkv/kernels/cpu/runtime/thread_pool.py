@@ -1,8 +1,9 @@
 """Threads for the CPU's kernels, which nobody waits for if another program has their core.
 
-A *worker* is a C function of two int64: the address of a job, which is an array of int64 of the
-worker's own making, and the number of the thread, 0 to n - 1. Workers take pieces of the job one
-after the other from a counter in it (`simd.memory.take_next`), so any number of threads will do.
+A *worker* is a C function of two int64. The first is the address of a job, which is an array of
+int64 of the worker's own making. The second is the number of the thread, 0 to n - 1. Workers take
+pieces of the job one after the other from a counter in it (`simd.memory.take_next`), so any number
+of threads will do.
 
 OpenMP's threads all have to arrive at the end of a parallel region. Where another program runs on
 one core, that takes several milliseconds (a time slice), many times as long as the work itself.

@@ -1,7 +1,7 @@
 """Packing new rows of K and V, and complete groups of them, into pages in the CPU's order.
 
 A group is packed from f16 pages of the tail. Where K's or V's type packs several tokens together,
-both sides of a segment are packed so, and from the same rows of f16: what the pages hold then
+both sides of a segment are packed so, and from the same rows of f16. What the pages hold then
 doesn't depend on how a text was cut into batches.
 """
 

@@ -1,8 +1,8 @@
 """Attention of a few new tokens per sequence: the context is split among programs.
 
 Each program reads its share of one sequence's rows of one KV head, once for all query heads and
-tokens, and yields an output and a log-sum-exp; `merge_kernel` adds the shares up. Scores are
-laid out with keys as the rows of a matrix product, since there are few queries.
+tokens. It yields an output and a log-sum-exp; `merge_kernel` adds the shares up. Scores are laid
+out with keys as the rows of a matrix product, since there are few queries.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ that they can't overflow, and add up in float32; with F32 weights nothing is rou
 
 With many tokens a matrix is decoded to fp16 once, and torch multiplies it. A tile of a packed
 product is decoded once for each tile of tokens. With many tokens that costs more than it costs to
-write the matrix out as fp16 and to read it again, and cuBLAS multiplies fp16 matrices at some 80 %
+write the matrix out as fp16 and to read it again. And cuBLAS multiplies fp16 matrices at some 80 %
 of what the tensor cores can do. Operands and sums have the precision that `tile.py` gives them:
 fp16 weights and activations with their powers of two, float32 sums.
 """

@@ -1,8 +1,8 @@
 """The product of a tile of a packed matrix with some tokens: the core of every product kernel.
 
-For one token, codes are multiplied in fp32 and summed over a run before the run's scale is
-applied: nothing is rounded to less than fp32. For more, tensor cores multiply fp16 tiles that are
-decoded in registers and add up in fp32; weights and activations then bear powers of two that keep
+For one token, codes are multiplied in fp32 and summed over a run before the run's scale is applied:
+nothing is rounded to less than fp32. For more tokens, tensor cores multiply fp16 tiles that are
+decoded in registers, and add up in fp32. Weights and activations then bear powers of two that keep
 them in fp16's range (`PlaneTensor.scale`, `activations.py`). Activations in fp32 are multiplied in
 fp32 for any number of tokens.
 """
