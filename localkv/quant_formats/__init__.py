@@ -1,7 +1,7 @@
 """The registry of number formats: one line each, and no array library.
 
-`FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
-weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line
+`FORMATS` maps a name to its facts. `WEIGHT_FORMATS` maps ggml's type id to the formats that a
+weight may have. `KV_FORMATS` maps a name to the formats that the KV cache can store. Command-line
 choices, byte arithmetic, tests, documentation and benchmarks iterate these. Block layouts are
 ggml's (`ggml-common.h`).
 """

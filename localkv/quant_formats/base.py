@@ -137,7 +137,7 @@ class QuantFormat:
         or a row of integers does.
 
         Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
-        one whose rows of floats share a scale: that only moves the range of the exponents, and a
+        a type whose rows of floats share a scale: that only moves the range of the exponents. A
         value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest. Where a
         channel has scales of its own, one that is an outlier costs no other anything.
         """

@@ -11,8 +11,8 @@ in groups, each with s, a scale of 3 or 4 bits:
              in `qh`; scales are nibbles
     iq2_xs   as iq2_s, but a word is 9 bits of code and 7 of signs
     iq2_xxs  8 groups of 8 bytes each: four codes; then a word as iq3_xxs's of signs
-    iq1_m    16 groups, `x = d (2 s + 1) (grid[q] +- 1/8)`; the lower 8 bits of codes are in `qs`; a
-             nibble of `qh` has the upper 3 bits of one, and the sign of its shift; a word of
+    iq1_m    16 groups, `x = d (2 s + 1) (grid[q] +- 1/8)`; the lower 8 bits of codes are in `qs`. A
+             nibble of `qh` has the upper 3 bits of one, and the sign of its shift. A word of
              `scales` holds four scales of 3 bits, and above them a quarter of d's bits
     iq1_s    8 groups, values as iq1_m's; a word of `qh` holds the upper 3 bits of four codes, then
              3 bits of the group's scale, then the sign of its shift

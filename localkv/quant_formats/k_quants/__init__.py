@@ -5,7 +5,7 @@ q2_K    2-bit codes, 16 groups, `x = d scale q - dmin min`; a byte of `scales` h
 q3_K    3-bit codes, 16 groups, `x = d (scale - 32) (q - 4)`; bits 0 and 1 of the codes are in
         `qs`, bit 2 in `hmask`
 q4_K    4-bit codes, 8 groups, `x = d scale q - dmin min`
-q5_K    5-bit codes, 8 groups, scales as q4_K's; bits 0 to 3 of the codes are in `qs`, and bit i
+q5_K    5-bit codes, 8 groups, scales as q4_K's. Bits 0 to 3 of the codes are in `qs`, and bit i
         of byte j of `qh` is bit 4 of code j of group i
 q6_K    6-bit codes, 16 groups, `x = d scale (q - 32)`; bits 0 to 3 of the codes are in `ql`,
         bits 4 and 5 in `qh`; the scales are signed bytes
@@ -43,8 +43,8 @@ def q4_k_scales(planes: Sequence[Bytes]) -> tuple[Floats, Floats]:
     """The factors and subtrahends of the eight groups of a q4_K or q5_K block.
 
     Scale and minimum j have 6 bits (ggml's `get_scale_min_k4`). For j < 4 they are the low bits of
-    bytes j and j + 4; for j >= 4 their low 4 bits are the nibbles of byte j + 4, and their high 2
-    bits lie above the scale and the minimum of j - 4.
+    bytes j and j + 4. For j >= 4 their low 4 bits are the nibbles of byte j + 4. Their high 2 bits
+    lie above the scale and the minimum of j - 4.
 
     Args:
         planes: d, dmin (fp16) and scales (12 bytes) first; others are ignored.

@@ -69,8 +69,8 @@ def q3_k_codes(scales: Tensor) -> Tensor:
 
 
 def planes_q3_k(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Low bits as q2_K's codes, a plane of third bits as q5_0's of fifth ones, scales split into
-    their low four and high two bits, a word each for a unit of 128."""
+    """Low bits are laid out as q2_K's codes, and a plane of third bits as q5_0's of fifth ones.
+    Scales are split into their low four and high two bits, a word each for a unit of 128."""
     hmask, qs, scales, d = fields
     low, high = six_bit_planes(q3_k_codes(scales).flatten(1))
     return (
@@ -189,8 +189,8 @@ q5_k = SimpleNamespace(
 
 
 def planes_q6_k(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Low bits as q4_0's; bits 2 p and 2 p + 1 of byte i of a run of high bits belong to value 16 p
-    + i of a unit of 64, whose four scales are a word."""
+    """Low bits are laid out as q4_0's. Bits 2 p and 2 p + 1 of byte i of a run of high bits belong
+    to value 16 p + i of a unit of 64. The four scales of a unit are a word."""
     ql, qh, scales, d = fields
     low, high = in_runs(ql, 4, run=64), in_runs(qh, 2, run=32)
     return low, high, words(scales.flatten(1), torch.int32), halves(d)

@@ -4,10 +4,10 @@ kv3_1c128.
 Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), a third bit of code i is bit i of
 `qh`.
 
-kv2_1 and kv3_1 have a scale and a minimum, `x = d q + m`, rounded as q4_1 is and as KIVI's values
-are (arXiv:2402.02750): from the smallest to the largest value of 32 channels of a token. kv2_1c and
-kv3_1c have their codes, and a scale and a minimum per channel of 32 tokens, kv3_1c128 of 128
-(`shared/channel_groups.py`).
+kv2_1 and kv3_1 have a scale and a minimum, `x = d q + m`. They are rounded as q4_1 is and as KIVI's
+values are (arXiv:2402.02750): from the smallest to the largest value of 32 channels of a token.
+kv2_1c and kv3_1c have their codes, and a scale and a minimum per channel of 32 tokens; kv3_1c128
+has them per channel of 128 (`shared/channel_groups.py`).
 
 kv2_0 is `x = d (2 q - 3)`. Values are -3, -1, 1 and 3 times d, so 0 has no code: one side longer
 than the other, as in q4_0, costs more at two bits. Codes are chosen with a scale of the largest

@@ -1,6 +1,6 @@
 """Integers of two and three bits in pages on a CPU.
 
-A nibble has the codes of values i and i + 16 (`bits.two_bit_codes`); the third bit of value i is
+A nibble has the codes of values i and i + 16 (`bits.two_bit_codes`). The third bit of value i is
 bit i of a plane of its own, as the fifth bit of q5_0. Planes are d, m of types with minima, qh of
 three bits, and qs.
 """

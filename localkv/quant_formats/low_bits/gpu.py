@@ -1,6 +1,6 @@
 """Integers of two and three bits on a GPU; planes d, m of types with minima, qh of three bits, qs.
 
-A byte of `qs` has four codes, from the lowest bit on i, i + 16, i + 8 and i + 24, so a word has
+A byte of `qs` has four codes: i, i + 16, i + 8 and i + 24, from the lowest bit on. So a word has
 eight of the low half of a tile and eight of the high one. The third bits are in `qh`.
 """
 
@@ -151,9 +151,10 @@ def swap_bits(x, DISTANCE: tl.constexpr, LOWER: tl.constexpr):
 
 @triton.jit
 def beside_two_bits(qh):
-    """Bits of 32 codes, in their order, int32 -> twice as many as the words of `qs` have codes:
-    a code's bit is in the lower place of its two bits there for the first word, in the upper one
-    for the second.
+    """Move bits of 32 codes, in their order, int32, to where a word of `qs` has its codes.
+
+    These are twice as many as a word of `qs` has codes. For the first word a code's bit goes to the
+    lower place of its two bits there, for the second word to the upper one.
 
     A bit's place has five bits itself: two say which code of a byte it is, one which word, two
     which byte of it. Each step exchanges two of them.

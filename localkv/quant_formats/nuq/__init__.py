@@ -106,8 +106,12 @@ def _nearest(y: Floats, values: Floats) -> Bytes:
 
 
 def _inliers(x: Floats) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which values are none of the outliers, bool of x's shape; the place of each pair's outlier,
-    int [..., n_pairs, 1]; and whether it is one, since blocks with a NaN have none."""
+    """Find the outliers of pairs of blocks.
+
+    The first array tells the values that are none of them, bool of x's shape. The second has the
+    place of each pair's outlier, int [..., n_pairs, 1]. The third tells whether it is one, since
+    blocks with a NaN have none.
+    """
     n_pairs = x.shape[-1] // PAIR
     whole = x[..., : n_pairs * PAIR].reshape(*x.shape[:-1], n_pairs, PAIR)
     magnitude = np.abs(whole).reshape(*x.shape[:-1], n_pairs, 2, 32)

@@ -199,10 +199,13 @@ def bit_of_place(place):
 
 @triton.jit
 def values_of_two_bits(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Values of the four codes of each byte of `qs` [rows, WIDTH / 4], as those that
-    `quarters_with_outliers` has, from tables of values instead of numbers: made once for each
-    block, they save a product and a comparison for each value. The outlier's code gets a third bit,
-    which selects what the code stands for in its place. For GPUs alone."""
+    """Values of the four codes of each byte of `qs` [rows, WIDTH / 4], as `quarters_with_outliers`
+    has them. For GPUs alone.
+
+    They come from tables of values instead of numbers. Made once for each block, these save a
+    product and a comparison for each value. The outlier's code gets a third bit, which selects what
+    the code stands for in its place.
+    """
     pair_bytes: tl.constexpr = PAIR // 4
     scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
     word = tl.arange(0, WIDTH // 4) % pair_bytes // 4

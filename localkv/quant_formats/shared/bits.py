@@ -31,7 +31,7 @@ def bit_fields(packed: Bytes, n_bits: int, run: int) -> Bytes:
     """Unpack unsigned fields of `n_bits` bits (1, 2 or 4).
 
     ggml packs a run of values into the lowest bits of `run` bytes, the next run of values into the
-    next bits of the same bytes, and so on; then come the next `run` bytes.
+    next bits of the same bytes, and so on. Then come the next `run` bytes.
 
     Args:
         packed: uint8 [..., n_bytes], n_bytes a multiple of `run`.

@@ -2,12 +2,13 @@
 
 Each channel has a scale of its own for 32 consecutive tokens, fp16, and a minimum where the type
 has one. A plane of codes is as in the type without the "c" in its name. The planes of scales and
-minima have as many bytes as in that type, too: for a group of 32 tokens uint8 [32, n_blocks, 2],
-which are the fp16 [n_blocks * 32] of all channels, in order.
+minima have as many bytes as in that type, too. For a group of 32 tokens they are uint8 [32,
+n_blocks, 2], which are the fp16 [n_blocks * 32] of all channels, in order.
 
-Types whose names end in 128 have a scale for as many tokens, a quarter of the bytes for scales: for
-a group uint8 [128, n_blocks, 1], which are the fp16 [n_blocks * 64] of all channels. So that a row
-has whole bytes of them, a block is 64 channels, whose codes are as in two blocks of 32.
+Types whose names end in 128 have a scale for as many tokens, so a quarter of the bytes for scales.
+For a group they are uint8 [128, n_blocks, 1], which are the fp16 [n_blocks * 64] of all channels.
+So that a row has whole bytes of them, a block is 64 channels, whose codes are as in two blocks of
+32.
 
 Codes are made as in KIVI (Liu et al., 2024; `quantize` in the section on its algorithm):
 

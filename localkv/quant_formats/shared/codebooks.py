@@ -34,8 +34,8 @@ NORMAL: dict[int, Codebook] = {
     8: (-100, -63, -34, -8, 18, 45, 76, 116),
     16: (-112, -90, -72, -56, -42, -28, -14, -2, 10, 22, 36, 50, 64, 82, 102, 126),
 }
-"""For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, with the
-extreme of a block above 0, when the largest of each two blocks is an outlier
+"""The numbers of 2^b codes that have the least squared error for blocks of 32 normal numbers. The
+extreme of a block is above 0, and the largest of each two blocks is an outlier
 (`quality/kv_profile.py`). The sixteen are rounded to even numbers; some are the next even number,
 with which the error is 2 % smaller."""
 
@@ -58,9 +58,11 @@ def check_codebook(codebook: Sequence[int]) -> None:
 
 
 def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
-    """A codebook as kernels read it: float32 [20], 16 numbers, whose last ones may be the
-    same, and in the place of four more their bytes, each 128 larger; if numbers are even, halves of
-    these."""
+    """A codebook as kernels read it: float32 [20].
+
+    First come 16 numbers, whose last ones may be the same. In the place of four more come their
+    bytes, each 128 larger; if numbers are even, halves of these.
+    """
     import numpy as np
 
     padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])

@@ -7,17 +7,17 @@ own:
     [groups of 16 tokens][items of a row][16 tokens]
 
 Of K, and of scales and minima on both sides, an item is a value of 2 or 4 bytes, or a byte, a
-nibble or a bit of packed codes: lanes are tokens. Of V's codes and their high bits an item is what
-a unit takes of them, so lanes are channels, and four tokens that are multiplied at once lie
+nibble or a bit of packed codes. There lanes are tokens. Of V's codes and their high bits an item is
+what a unit takes of them, so lanes are channels. Four tokens that are multiplied at once lie
 together.
 
-Tokens of a group that are bits or nibbles are packed as 16 values of ggml are: token i of bits is
-bit i of 16, tokens i and i + 8 of nibbles are the low and the high half of byte i.
+Tokens of a group that are bits or nibbles are packed as 16 values of ggml are. Token i of bits is
+bit i of 16. Tokens i and i + 8 of nibbles are the low and the high half of byte i.
 
-Where codes and their high bits lie in different places of a block, the items of one of them are
+Codes and their high bits may lie in different places of a block. Then the items of one of them are
 stored in the order of the other: as a matrix of `rows` rows, column by column. An example is the
-plane `qh` of q5_0, whose 32 bits belong to values 0 to 31. Beside a byte of `qs` with values i
-and i + 16 belong bits i and i + 16, so the bits are a matrix of two rows:
+plane `qh` of q5_0, whose 32 bits belong to values 0 to 31. Beside a byte of `qs` with values i and
+i + 16 belong bits i and i + 16, so the bits are a matrix of two rows:
 
     0  1  2 ... 15
     16 17 18 ... 31     are stored as 0 16 1 17 2 18 ... 15 31

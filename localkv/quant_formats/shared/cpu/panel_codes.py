@@ -1,7 +1,8 @@
 """What panels mean, as code that Numba's kernels are made of: `PANELS` of `<folder>/cpu.py`.
 
-A format says how to get, from a record of a panel (`panel_layout.py`), the codes of 32 columns
-as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its minimum:
+A format says how to read a record of a panel (`panel_layout.py`): how to get the codes of 32
+columns as eight vectors of 16 rows x 4 unsigned bytes. It also says how to get the scale of each
+row and its minimum:
 
     w = scale (code - zero) + minimum
 

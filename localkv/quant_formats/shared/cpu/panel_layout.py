@@ -2,10 +2,10 @@
 
 A *panel* holds 16 rows of a matrix, one row per SIMD lane; a *record* is the part of a panel that
 covers `record_values` values of each row. Within a record every field of ggml's block has a plane
-of its own, and a plane is transposed in units of a few bytes: unit u of row 0, of row 1, ... of row
-15, then unit u + 1. With units of four codes this is what `vpdpbusd` multiplies; with units of a
-scale, 16 scales are one vector. Nothing is recoded, so panels take the bytes of the file, plus
-those that complete the last panel and the last record.
+of its own. A plane is transposed in units of a few bytes: unit u of row 0, of row 1, ... of row 15,
+then unit u + 1. With units of four codes this is what `vpdpbusd` multiplies; with units of a scale,
+16 scales are one vector. Nothing is recoded, so panels take the bytes of the file, and more for
+what completes the last panel and the last record.
 
 This file knows bytes; what they mean is in `panel_codes.py`.
 """

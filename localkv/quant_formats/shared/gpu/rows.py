@@ -77,8 +77,8 @@ def load_scales(
     Numbers are limited to what times LARGEST is finite in fp16: a block of larger values, which
     the codes can hold, shrinks to fp16's range instead of becoming infinite.
 
-    Loaded as words of 2 or 4 of them where a row has whole words: with more threads than numbers
-    each would load 2 bytes, and so little isn't copied to shared memory in the background.
+    Where a row has whole words, they are loaded as words of 2 or 4 of them. With more threads than
+    numbers each would load 2 bytes, and so little isn't copied to shared memory in the background.
     """
     blocks: tl.constexpr = WIDTH // 32
     if HEAD_DIM == WIDTH:

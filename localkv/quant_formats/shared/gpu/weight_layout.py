@@ -1,6 +1,6 @@
 """The facts about a weight type's planes, and what types share to make and to read them.
 
-A row is divided into *units* of `unit` values, and a tile of it is read in *parts*: part p holds
+A row is divided into *units* of `unit` values, and a tile of it is read in *parts*. Part p holds
 values p * run to p * run + run - 1 of each unit. A part is a tuple of one to three:
 
     codes    fp16 or fp32 [rows, units, run], exact
