@@ -70,11 +70,11 @@ def words_of_table(table, N: tl.constexpr):
     """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes; after four of them
     a word of bytes 0x58. For GPUs alone.
 
-    Loaded by assembly that counts as pure, as no load of Triton's does, so that it is moved out of
-    loops. Four words, which byte permutations take, are to be in each thread's registers: the
-    address has a part that is always 0, so that it does not look the same for all threads. Nor
-    does the fifth word look like a constant: as one it would take the place of the permutation's
-    selector in the instruction, which would need a register each time.
+    They are loaded by assembly that counts as pure, as no load of Triton's does, so that it is
+    moved out of loops. Byte permutations take four words, which are to be in each thread's
+    registers. So the address has a part that is always 0: it must not look the same for all
+    threads. Nor does the fifth word look like a constant: as one it would take the place of the
+    permutation's selector in the instruction, which would need a register each time.
     """
     address = table.to(tl.int64)
     if N == 1:
@@ -189,8 +189,8 @@ def look_up_four(q, tables, nibble):
     Args:
         tables: of `tables_of_four`, int32 [...] each, the same for each four bytes of `q`.
         nibble: int32 [...], the same for each four bytes: 4 times the place of the outlier among
-            their codes, if it is one of them: of the eight nibbles that are the first and third
-            codes of bytes, then of those that are the second and fourth ones.
+            their codes, if it is one of them. Places are counted among the eight nibbles that are
+            the first and third codes of bytes, then among the second and fourth ones.
     """
     return tl.inline_asm_elementwise(
         look_up_values_ptx(),
@@ -282,9 +282,12 @@ def look_up_sixteen(q, words, d, o, half, turn):
 
 @triton.jit
 def places_of_nibbles(N: tl.constexpr):
-    """For N bytes of nibbles, 16 of each block, int32 [N] each: the selector of what is missing to
-    an outlier and of the block's scale; and which bit a number of pairs among 32, to which an
-    outlier belongs, must turn to the left to tell the pair's place from the byte's on."""
+    """For N bytes of nibbles, 16 of each block, where an outlier can be: int32 [N] each.
+
+    The first is the selector of what is missing to an outlier and of the block's scale. The second
+    is a bit, which the number of the outlier's pair among 32 must turn to the left. That tells the
+    pair's place, counted from the byte's on.
+    """
     byte = tl.arange(0, N)
     second = byte // 16 % 2
     return 0x5410 + 0x2200 * second, 1 << ((-16 * second - byte % 16 // 2) & 31)

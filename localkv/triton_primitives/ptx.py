@@ -335,9 +335,12 @@ OF_HALVES = f"""
 
 @triton.constexpr_function
 def limited_ptx(largest, most):
-    """$2: two scales; $3: what is missing to an outlier, fp16 in the lower half of a word -> $0:
-    the scales within +-`largest`; $1: what is missing, twice, so that with a value of at most 127
-    times a scale it stays within `most`."""
+    """Limit two scales, and what is missing to an outlier.
+
+    $2 has two scales, $3 what is missing, fp16 in the lower half of a word. $0 gets the scales
+    within +-`largest`. $1 gets what is missing, twice, so that with a value of at most 127 times a
+    scale it stays within `most`.
+    """
     return f"""{{
         .reg .b32 a, b, c;
         mov.b32 b, {pair(half_bits(largest))};
@@ -366,9 +369,12 @@ OF_GROUP = 0b101100
 
 @triton.constexpr_function
 def outlier_ptx():
-    """$5: what is missing to an outlier, fp16 twice; $6: a place above 16 other bits -> $0 to $3:
-    the number where the place is a pair's in its group of eight, 0 elsewhere; $4: which group it
-    is, as 1024 and the bits of `OF_GROUP`, fp16 twice."""
+    """Tell where an outlier is.
+
+    $5 has what is missing to it, fp16 twice, and $6 a place above 16 other bits. $0 to $3 get the
+    number where the place is a pair's in its group of eight, 0 elsewhere. $4 gets which group it
+    is, as 1024 and the bits of `OF_GROUP`, fp16 twice.
+    """
     pairs = "".join(
         f"""
         mov.b32 b, 0x{plus_1024(place + 1):04X}{plus_1024(place):04X};
@@ -402,9 +408,12 @@ def number_pairs_ptx(n_words):
 
 @triton.constexpr_function
 def four_values_ptx():
-    """$4: a scale, fp16 in the lower half of a word; $5: what is missing to an outlier, twice; $6
-    and $7: four numbers as pairs of fp16 -> the lower bytes of their values ($0) and the upper ones
-    ($1), and the outliers' that each would be ($2, $3)."""
+    """Make a table of four values, and of the outliers that each would be.
+
+    $4 has a scale, fp16 in the lower half of a word, and $5 what is missing to an outlier, twice.
+    $6 and $7 have four numbers as pairs of fp16. $0 gets the lower bytes of their values and $1 the
+    upper ones, $2 and $3 the outliers'.
+    """
     return """{
         .reg .b32 a, b, d;
         prmt.b32 d, $4, 0, 0x1010;
@@ -421,8 +430,11 @@ def four_values_ptx():
 
 @triton.constexpr_function
 def eight_values_ptx():
-    """$4: a scale, fp16 in the lower half of a word; from $5 on eight numbers as pairs of fp16 ->
-    the lower bytes of the first and of the last four values ($0, $1), and the upper ones ($2, $3).
+    """Make a table of eight values.
+
+    $4 has a scale, fp16 in the lower half of a word, and from $5 on there are eight numbers as
+    pairs of fp16. $0 and $1 get the lower bytes of the first and of the last four values, $2 and $3
+    the upper ones.
     """
     return """{
         .reg .b32 a, b, d;
@@ -440,8 +452,10 @@ def eight_values_ptx():
 
 @triton.constexpr_function
 def look_up_values_ptx():
-    """$8: four bytes of four codes each; from $9 on four times each: the tables of
-    `four_values_ptx` and where an outlier is, of 16 nibbles, twice 8, times 4 -> $0 and $1, ...:
+    """Look up the values of codes of two bits.
+
+    $8 has four bytes of four codes each. From $9 on there are, four times each, the tables of
+    `four_values_ptx` and where an outlier is, of 16 nibbles, twice 8, times 4. $0 and $1, ... get
     the values of the codes, from the lowest bits on.
 
     A shift of an outlier's bit out of a word leaves none: the values of other words have none.
@@ -484,10 +498,13 @@ def _add_outlier(results, group, first):
 
 @triton.constexpr_function
 def look_up_eight_ptx():
-    """$8: four bytes of four codes each; from $9 on four times each: third bits as
-    `low_bits.unpack_three_bits` has them, the tables of `eight_values_ptx`, the results of
-    `outlier_ptx`, and what the last of these is for an outlier among the first or second codes ->
-    $0 and $1, ...: the values of the codes, from the lowest bits on."""
+    """Look up the values of codes of three bits.
+
+    $8 has four bytes of four codes each. From $9 on there are, four times each, third bits as
+    `low_bits.unpack_three_bits` has them, and the tables of `eight_values_ptx`. Then come, four
+    times each, the results of `outlier_ptx`, and what the last of these is for an outlier among the
+    first or second codes. $0 and $1, ... get the values of the codes, from the lowest bits on.
+    """
     values = "".join(
         f"""
         prmt.b32 l, $13, $17, {word};
@@ -553,15 +570,18 @@ def _with_outlier(result):
 
 @triton.constexpr_function
 def look_up_sixteen_ptx():
-    """$16 to $19: sixteen bytes of nibbles; from $20 on sixteen times each: four words of a table
-    of 16 bytes below 128; bytes 0x58 ($84); two scales ($100); an outlier's fp16 and above it its
-    place among 64 ($116); the selector of the outlier and the scale ($132); a bit that the place
-    turns to where the outlier is, from the first byte on ($148) -> $0 to $7: values of the low
-    nibbles over 16, as pairs of fp16; $8 to $15: of the high ones.
+    """Look up the values of codes of four bits.
 
-    Over 16, so that 136 times a scale is finite. Scales stay within 256, and what is missing within
-    32768, half of fp16's range each. `o` is 1/16 for the half of a pair that the outlier is, and 0
-    for the other one; `k` has a bit for each result.
+    $16 to $19 have sixteen bytes of nibbles. The rest comes sixteen times each: from $20 on four
+    words of a table of 16 bytes below 128, then bytes 0x58 ($84) and two scales ($100). Then come
+    an outlier's fp16 and above it its place among 64 ($116), and the selector of the outlier and
+    the scale ($132). Last comes a bit that the place turns to where the outlier is, from the first
+    byte on ($148). $0 to $7 get the values of the low nibbles over 16, as pairs of fp16, and $8 to
+    $15 of the high ones.
+
+    They are over 16, so that 136 times a scale is finite. Scales stay within 256, and what is
+    missing within 32768, half of fp16's range each. `o` is 1/16 for the half of a pair that the
+    outlier is, and 0 for the other one; `k` has a bit for each result.
     """
     entries = "".join(_entries(word) for word in range(4))
     values = "".join(_values(result) for result in range(16))
