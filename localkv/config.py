@@ -15,7 +15,7 @@ newest 64 tokens in f16 as well.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from localkv.errors import UsageError
@@ -105,6 +105,59 @@ class RopeOptions:
         if "rope.freq_base" in found:  # Hunyuan's files give a factor on the base
             found["rope.scaling.alpha"] = "rope_freq_base", 0.0
         return found
+
+
+PRE = "tokenizer.ggml.pre"
+"""The key of a file's pre-tokenizer."""
+LONGEST_KEY = 127
+"""Bytes of a key that `--override-kv` may name, as in llama.cpp."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What options put in the place of what a model's file says, before anything reads it.
+
+    Attributes:
+        kv: values by key, as `--override-kv` gives them; integers of 64 bits.
+        rope: RoPE, after `kv`.
+
+    Raises:
+        UsageError: a key is too long, or a value is of no such type.
+    """
+
+    kv: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    rope: RopeOptions = field(default_factory=RopeOptions)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Overrides:
+        """The arguments of `LLM` that replace what a file says.
+
+        Raises:
+            UsageError: two of them name the pre-tokenizer.
+        """
+        kv, pre = dict(arguments.get("override_kv") or {}), arguments.get("override_pre")
+        if pre is not None:
+            if PRE in kv:
+                raise UsageError(
+                    f"--override-pre and --override-kv {PRE} are the same", hint="give one of them"
+                )
+            kv[PRE] = pre
+        return cls(kv, RopeOptions.of(arguments))
+
+    def __bool__(self) -> bool:
+        return bool(self.kv or self.rope.keys)
+
+    def __post_init__(self) -> None:
+        for key, value in self.kv.items():
+            if not isinstance(key, str) or not 0 < len(key.encode()) <= LONGEST_KEY:
+                raise UsageError(f"override_kv: {key!r:.60} is no key of a file")
+            if not isinstance(value, str | int | float):
+                raise UsageError(
+                    f"override_kv: {key} is {value!r:.60}",
+                    hint="a value is a string, an integer, a float, or a boolean",
+                )
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                raise UsageError(f"override_kv: {key} does not fit in 64 bits")
 
 
 _YARN = "rope.scaling.yarn_"

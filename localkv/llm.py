@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import ACTIVATIONS, DEFAULT_CACHE_DISK, FIT, CacheConfig, KVScales, RopeOptions
+from localkv.config import ACTIVATIONS, DEFAULT_CACHE_DISK, FIT, CacheConfig, KVScales, Overrides
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -50,6 +50,7 @@ from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import model_identity
+from localkv.loader.model_header import with_overrides
 from localkv.loader.smoothing import changed_tensors
 from localkv.loader.tokenizer import Tokenizer
 from localkv.loader.weights import check_tensors, checked_spec, load_model, lock_weights
@@ -1127,10 +1128,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         rope_scaling, rope_scale, rope_freq_base, rope_freq_scale: RoPE instead of what the file
             says (`RopeOptions`, with llama.cpp's names and defaults). Qwen 3 has a context of
             131,072 tokens with "yarn", 4 and a `yarn_orig_ctx` of 32768. Layers with a window keep
-            what the file says. A KV profile can't be used with them.
+            what the file says. A KV profile is to be measured with them.
         yarn_orig_ctx, yarn_ext_factor, yarn_attn_factor, yarn_beta_slow, yarn_beta_fast: the
             parameters of YaRN, likewise.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+        override_kv: values in the place of those that the file has under these keys, as in
+            {"tokenizer.ggml.add_bos_token": False}. A key that nothing reads is refused.
         draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
         cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.
         spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
@@ -1223,6 +1226,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         yarn_beta_slow: float | None = None,
         yarn_beta_fast: float | None = None,
         override_pre: str | None = None,
+        override_kv: Mapping[str, str | int | float | bool] | None = None,
         draft_model: str | os.PathLike[str] | None = None,
         cache_type_k_draft: str = CacheConfig.type_k,
         cache_type_v_draft: str = CacheConfig.type_v,
@@ -1241,7 +1245,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         others = {"complete, stream and chat": STREAM_OPTIONS, "chat": CHAT_OPTIONS}
         check_options(unknown, keywords(LLM.__init__), others)
         check_types(LLM.__init__, locals())
-        rope = RopeOptions.of(locals())
+        overrides = Overrides.of(locals())
         self.warnings: list[str] = []
         backend = select_backend(device, k_before_rope=k_before_rope)
         if k_before_rope:
@@ -1273,7 +1277,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         check_head(drafter != "mtp" or not backend.records, "on a GPU none is run yet")
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
-        self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap).with_rope(rope)
+        gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
+        self.gguf = with_overrides(gguf, overrides)
         self.config: ModelSpec = checked_spec(self.gguf)
         has_head = self.config.prediction is not None
         is_free = spec is None and draft_model is None
@@ -1404,7 +1409,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
         self.backend = backend
-        self._override_pre, self._step_ms = override_pre, step_ms
+        self._step_ms = step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
         if cache_disk is not None:
             self._keep_on_disk(cache_disk, cache_disk_size, activations)

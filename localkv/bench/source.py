@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.config import Overrides
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.known_models import KNOWN_MODELS, shape_and_type, shape_tensors
 from localkv.loader.metadata import file_type_name
+from localkv.loader.model_header import with_overrides
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import checked_spec
 from localkv.memory.plan import weights_by_type
@@ -31,6 +33,7 @@ class Source:
         tensors: all of them.
         config: the model's sizes.
         path: the file, None for a shape.
+        overrides: what options put in the place of what it says.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Source:
     tensors: tuple[TensorInfo, ...]
     config: ModelSpec
     path: Path | None = None
+    overrides: Overrides = field(default_factory=Overrides)
 
     @property
     def n_bytes(self) -> int:
@@ -54,16 +58,21 @@ class Source:
         return f"{self.config.architecture} {_rounded(self.n_params)} {self.quant}"
 
 
-def file_source(path: str | os.PathLike[str]) -> Source:
+def file_source(path: str | os.PathLike[str], overrides: Overrides | None = None) -> Source:
     """The model in a file.
+
+    Args:
+        overrides: what options put in the place of what it says.
 
     Raises:
         ModelFileError: it is missing, malformed, or not supported.
+        UsageError: an option makes no sense for it.
     """
-    gguf = open_gguf(path)
+    overrides = overrides or Overrides()
+    gguf = with_overrides(open_gguf(path), overrides)
     tensors = tuple(gguf.tensors.values())
     quant = file_type_name(gguf.metadata) or weights_by_type(tensors)[0].name.upper()
-    return Source(os.fspath(path), quant, tensors, checked_spec(gguf), Path(path))
+    return Source(os.fspath(path), quant, tensors, checked_spec(gguf), Path(path), overrides)
 
 
 def synthetic_source(name: str) -> Source:
@@ -105,7 +114,15 @@ def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
         model = synthetic_model(shape, type_name, select_backend(device))
         line = unused_gpu(device)
         return Subject(source, model, (line,) if line else ())
-    llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit, progress=False)
+    llm = LLM(
+        source.path,
+        n_ctx=PAGE_TOKENS,
+        device=device,
+        fit=fit,
+        progress=False,
+        override_kv=source.overrides.kv,
+        **asdict(source.overrides.rope),
+    )
     if llm.backend.late is not None:
         llm.backend.late.finish()
     return Subject(source, llm.engine.model, tuple(llm.warnings))

@@ -24,7 +24,7 @@ from localkv.cache.profile import (
 from localkv.chat.engine import EngineOptions
 from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache
-from localkv.config import USUAL_PAIRS, CacheConfig, RopeOptions
+from localkv.config import USUAL_PAIRS, CacheConfig, Overrides
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.loader.chat_template import chat_template_from_metadata
 from localkv.loader.chosen_cache import AUTO, model_profile, profile_path
@@ -32,7 +32,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
 from localkv.loader.local_models import LocalModel, local_models
-from localkv.loader.model_header import ModelHeader
+from localkv.loader.model_header import ModelHeader, with_overrides
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.loader.weights import checked_spec
@@ -76,7 +76,7 @@ class Models:
         arguments = options.arguments
         if had.n_ctx is None or arguments.get("n_ctx") is not None or arguments.get("kv_budget"):
             return None
-        gguf = open_gguf(options.model).with_rope(RopeOptions.of(arguments))
+        gguf = with_overrides(open_gguf(options.model), Overrides.of(arguments))
         n_trained = checked_spec(gguf).n_ctx_train
         n_ctx = had.n_ctx
         if Path(had.model).name != Path(options.model).name:
@@ -157,14 +157,14 @@ class Models:
             DoesNotFitError: there is not enough memory.
         """
         arguments = options.arguments
-        header = open_gguf(options.model).with_rope(RopeOptions.of(arguments))
+        header = with_overrides(open_gguf(options.model), Overrides.of(arguments))
         if options.chat_template is None and chat_template_from_metadata(header.metadata) is None:
             raise UsageError(
                 f"{printable(Path(options.model).name)} has no chat template",
                 hint="start the chat with --chat-template-file, or continue plain text with: "
                 "localkv complete",
             )
-        read_vocabulary(header.metadata, override_pre=arguments.get("override_pre"))
+        read_vocabulary(header.metadata)
         memory, cache = _memory(header, arguments, backend or "cpu")
         if backend != "cpu" or arguments.get("fit") == "off":
             return  # the engine finds out
@@ -238,7 +238,7 @@ def _memory(
     cache = budgeted.cache(cache, config)
     profile = arguments.get("kv_profile")
     if profile is not None:
-        gguf = open_gguf(header.path).with_rope(RopeOptions.of(arguments))
+        gguf = with_overrides(open_gguf(header.path), Overrides.of(arguments))
         profile = model_profile(gguf, profile)
     if cache.n_ctx == 0:
         cache = replace(cache, n_ctx=config.n_ctx_train)

@@ -16,7 +16,7 @@ import click
 from localkv import __version__
 from localkv.cache.layout import DEFAULT_TAIL
 from localkv.commands.cache_pairs import require_cache_type
-from localkv.commands.loading_options import loading_options, unoffered_values
+from localkv.commands.loading_options import OVERRIDES, loading_options, unoffered_values
 from localkv.commands.model import all_warnings, load_llm
 from localkv.commands.model_file import named_or_shipped
 from localkv.commands.options import MEASURE, OUTPUT, TEXTS, json_option
@@ -43,7 +43,7 @@ LEAST_CHUNK = 64
 
 _USED = (
     *("model", "hf_repo", "hf_file", "offline", "batch_size", "ubatch_size", "threads"),
-    *("threads_batch", "device", "kv_rotation", "fit", "mlock", "use_mmap", "override_pre"),
+    *("threads_batch", "device", "kv_rotation", "fit", "mlock", "use_mmap", *OVERRIDES),
     "activations",
 )
 """Options as other commands have them."""
@@ -83,7 +83,7 @@ def _run(
     from localkv.cache.profile import write_profile
     from localkv.config import preset_pairs
     from localkv.loader.chosen_cache import in_data_folder
-    from localkv.loader.model_fingerprint import model_hash
+    from localkv.loader.model_fingerprint import measured_hash
     from localkv.quality.kv_profile import BUDGETS, Plan, Results, measure, sensible_types
     from localkv.quality.scores import calibration_text
 
@@ -103,7 +103,7 @@ def _run(
         tails=tails,
     )
     check_budgets(budgets, plan.budgets, plan.least_bits(llm.config))
-    digest = model_hash(llm.gguf)
+    digest = measured_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True)

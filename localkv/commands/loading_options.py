@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from localkv.commands.options import (
     compute_options,
     context_option,
     model_options,
+    override_kv_option,
     override_pre_option,
     preset_option,
     preset_or_given,
@@ -38,6 +39,7 @@ from localkv.config import (
     PRESETS,
     ROPE_SCALINGS,
     CacheConfig,
+    Overrides,
     RopeOptions,
 )
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
@@ -141,7 +143,7 @@ _WINDOW = (
 )
 _AS_NAMED = (
     *("n_ctx", "cache_type_k", "cache_type_v", "kv_rotation", "kv_scales", "device"),
-    *("override_pre", "fit", "mlock", "use_mmap", "activations"),
+    *("override_pre", "override_kv", "fit", "mlock", "use_mmap", "activations"),
 )
 """Options that `LLM` takes by their own names."""
 
@@ -221,9 +223,17 @@ def loading_options(
             default=True,
             help="Map the model's file, or read it into memory.  [default: mmap]",
         ),
-        *rope_options(),
-        override_pre_option(),
+        *override_options(),
     ]
+
+
+def override_options() -> list[click.Parameter]:
+    """What replaces what a model's file says; `Overrides.of` reads them."""
+    return [*rope_options(), override_pre_option(), override_kv_option()]
+
+
+OVERRIDES = (*(one.name for one in fields(RopeOptions)), "override_pre", "override_kv")
+"""The names of the parameters that `override_options` declares."""
 
 
 def rope_options() -> list[click.Parameter]:
@@ -286,6 +296,24 @@ def rope_options() -> list[click.Parameter]:
             "file says, else 32]",
         ),
     ]
+
+
+def override_flags(values: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give `override_options` these values."""
+    given = {name: values[name] for name in OVERRIDES if values[name] is not None}
+    overrides = given.pop("override_kv", {})
+    flags = [f"--{name.replace('_', '-')} {value}".split(" ", 1) for name, value in given.items()]
+    rows = [["--override-kv", _written(key, value)] for key, value in overrides.items()]
+    return [word for pair in (*flags, *rows) for word in pair]
+
+
+_TYPES = {str: "str", bool: "bool", int: "int", float: "float"}
+
+
+def _written(key: str, value: str | int | float | bool) -> str:
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    item = f"{key}={_TYPES[type(value)]}:{shown}"
+    return '"{}"'.format(item.replace('"', '""')) if "," in item or item[0] == '"' else item
 
 
 def activations_option() -> Option:
@@ -468,7 +496,7 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
         bits = preset_bits(preset)
         if name is None:
             usable = bits < _F16 and not values["kv_k_before_rope"]
-            usable = usable and not RopeOptions.of(values).keys
+            usable = usable and not Overrides.of(values)
             name = _found(model) if usable else None
         if name is None:
             return {}

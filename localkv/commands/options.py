@@ -8,7 +8,7 @@ where its option means the same, and by the configuration file. Names are llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -147,6 +147,70 @@ def override_pre_option() -> Option:
         "--override-pre",
         metavar="NAME",
         help="Use this pre-tokenizer instead of the file's (tokenizer.ggml.pre).",
+    )
+
+
+def _overrides(
+    ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str | int | float | bool] | None:
+    """Values by key, as of `KEY=TYPE:VALUE,...`; a comma within quotes is part of a value."""
+    found: dict[str, str | int | float | bool] = {}
+    for text in given:
+        for item in _row(text):
+            key, is_there, value = item.partition("=")
+            kind, _, value = value.partition(":")
+            if not (key and is_there and kind in _READ_AS):
+                raise UsageError(
+                    f"--override-kv: {item!r:.80} is not KEY=TYPE:VALUE",
+                    hint="TYPE is int, float, bool or str, as in tokenizer.ggml.add_bos_token="
+                    "bool:false",
+                )
+            if key in found:
+                raise UsageError(f"--override-kv names {key!r:.80} twice")
+            try:
+                found[key] = _READ_AS[kind](value)
+            except (ValueError, KeyError):
+                raise UsageError(
+                    f"--override-kv: {key!r:.80} is {value!r:.60}, which is no {kind}",
+                    hint="a bool is true or false" if kind == "bool" else None,
+                ) from None
+    return found or None
+
+
+def _row(text: str) -> list[str]:
+    """What commas separate; one that begins with a quote may have some, and "" for a quote."""
+    items, is_quoted, characters = [""], False, iter(text)
+    for one in characters:
+        if one == '"' and (is_quoted or not items[-1]):
+            is_quoted = not is_quoted
+            if not is_quoted and (after := next(characters, None)) is not None:
+                is_quoted = after == '"'
+                items += [""] if after == "," else []
+                items[-1] += "" if after == "," else after
+        elif one == "," and not is_quoted:
+            items.append("")
+        else:
+            items[-1] += one
+    return items
+
+
+_READ_AS: dict[str, Callable[[str], str | int | float | bool]] = {
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "str": str,
+}
+
+
+def override_kv_option() -> Option:
+    return MODEL.option(
+        "--override-kv",
+        multiple=True,
+        callback=_overrides,
+        metavar="KEY=TYPE:VALUE,...",
+        help="Take this value for a key of the model's file instead of the file's, e.g. "
+        "tokenizer.ggml.add_bos_token=bool:false; TYPE is int, float, bool or str. May be given "
+        "again.",
     )
 
 

@@ -170,7 +170,6 @@ FOREIGN_FLAGS = (
     # the model
     _refused("--lora --lora-scaled --control-vector --control-vector-scaled", _NO_ADAPTER, 1),
     _refused("--control-vector-layer-range", _NO_ADAPTER, 2),
-    _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
     # servers and embeddings
     _refused("--port --host --api-key --api-key-file -a --alias", _SERVER, 1),
     _refused("--ssl-key-file --ssl-cert-file -to --timeout --slot-save-path", _SERVER, 1),

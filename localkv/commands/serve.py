@@ -145,8 +145,9 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     Raises:
         UsageError: the server's port would be any.
     """
-    from localkv.config import RopeOptions
+    from localkv.config import Overrides
     from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_header import with_overrides
     from localkv.loader.weights import checked_spec
     from localkv.memory.fit import chosen_context
 
@@ -156,7 +157,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     scheme = "http" if values["ssl_cert_file"] is None else "https"
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
     has_key = values["api_key"] is not None or values["api_key_file"] is not None
-    config = checked_spec(open_gguf(path).with_rope(RopeOptions.of(values)))
+    config = checked_spec(with_overrides(open_gguf(path), Overrides.of(values)))
     n_ctx = chosen_context(values["n_ctx"], config)
     n_ctx = min(n_ctx, values["cache_tokens"] or n_ctx)
     server = ServerAddress(

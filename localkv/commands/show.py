@@ -16,7 +16,7 @@ import click
 
 from localkv.cache.recurrent_state import state_bytes
 from localkv.commands.kv_view import KVView, Shift, kv_facts, kv_lines, of_profile, require_rows
-from localkv.commands.loading_options import loading_options, unoffered_values
+from localkv.commands.loading_options import loading_options, override_options, unoffered_values
 from localkv.commands.model_file import model_file
 from localkv.commands.options import (
     DEFAULT_BATCH,
@@ -33,6 +33,7 @@ from localkv.commands.output import ProgressLine, TextOutput, note, one_line, ta
 from localkv.commands.parsing import Command, Option, Whole
 from localkv.commands.pictures import check_plot
 from localkv.commands.texts import read_file, unescape, without_final_newline
+from localkv.config import Overrides
 from localkv.errors import ModelFileError, UsageError, byte_size, counted, printable
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ def _run(
         return
     check_alone()
     from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_header import with_overrides
 
     path = model_file(values, argument=file)
-    gguf = open_gguf(path)
+    gguf = with_overrides(open_gguf(path), Overrides.of(values))
     if template:
         _show_template(gguf.metadata, str(path), raw)
         return
@@ -472,7 +474,7 @@ _USED = (
     *("cache_type_k", "cache_type_v", "preset", "cache_type_k_swa", "cache_type_v_swa"),
     *("cache_type_k_rope", "kv_tail", "kv_sink", "kv_rotation", "kv_scales", "kv_profile"),
     *("kv_bits", "batch_size", "ubatch_size", "threads", "threads_batch", "device", "fit"),
-    *("mlock", "use_mmap", "override_pre"),
+    *("mlock", "use_mmap"),
 )
 """Options as other commands have them, without the ones that name a model."""
 _OF_RUNS = (*_USED, "file_of_text", "prompt", "escape", "tokens")
@@ -675,6 +677,7 @@ show = Command(
     params=[
         file_argument(),
         *model_options(),
+        *override_options(),
         _template_flag(),
         raw_option(),
         *kv_options(),

@@ -14,12 +14,14 @@ from localkv.commands.options import (
     escape_option,
     json_option,
     model_options,
+    override_kv_option,
     override_pre_option,
     raw_option,
 )
 from localkv.commands.output import TextOutput, escaped, warn
 from localkv.commands.parsing import TEXT, Argument, Command
 from localkv.commands.texts import read_file, read_stdin, unescape
+from localkv.config import Overrides
 from localkv.errors import UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 def _load(values: Mapping[str, Any]) -> Tokenizer:
     from localkv.loader.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(model_file(values), override_pre=values["override_pre"])
+    tokenizer = load_tokenizer(model_file(values), Overrides.of(values))
     for line in tokenizer.warnings:
         warn(line)
     return tokenizer
@@ -119,6 +121,7 @@ detokenize = Command(
         ),
         *model_options(),
         override_pre_option(),
+        override_kv_option(),
         raw_option(),
         json_option(),
     ],
@@ -139,6 +142,7 @@ tokenize = Command(
     params=[
         *model_options(),
         override_pre_option(),
+        override_kv_option(),
         TEXTS.option("-p --prompt", metavar="TEXT", help="The text."),
         TEXTS.option("-f --file", metavar="FILE", help="Read it from a UTF-8 file."),
         TEXTS.flag("--stdin", help="Read it from stdin, as without -p and -f."),

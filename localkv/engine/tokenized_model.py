@@ -54,7 +54,6 @@ class TokenizedModel:
     """
 
     gguf: GGUFFile
-    _override_pre: str | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -63,7 +62,7 @@ class TokenizedModel:
         Raises:
             ModelFileError: the file has none, or none that is supported.
         """
-        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
+        return tokenizer_from_metadata(self.gguf.metadata)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

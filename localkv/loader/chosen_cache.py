@@ -30,7 +30,7 @@ from localkv.config import CacheConfig, KVScales
 from localkv.errors import UsageError, printable
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.gguf_header import TensorInfo
-from localkv.loader.model_fingerprint import model_hash
+from localkv.loader.model_fingerprint import measured_hash, model_hash
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.smoothing import Smoothing
 from localkv.quant_formats import KV_FORMATS
@@ -53,11 +53,11 @@ def in_data_folder(digest: str) -> Path:
 
 def find_profile(gguf: GGUFFile) -> Path | None:
     """The file of a model's profile, if there is one."""
-    near = beside(gguf.path)
-    if near.is_file():
-        return near
-    kept = in_data_folder(model_hash(gguf))
-    return kept if kept.is_file() else None
+    digest = measured_hash(gguf)
+    found = [beside(gguf.path), in_data_folder(digest)]
+    if digest != model_hash(gguf):  # the one beside it is measured without options
+        found.reverse()
+    return next((path for path in found if path.is_file()), None)
 
 
 def model_profile(gguf: GGUFFile, name: str | os.PathLike[str]) -> KVProfile:
@@ -77,22 +77,21 @@ def model_profile(gguf: GGUFFile, name: str | os.PathLike[str]) -> KVProfile:
             hint="localkv calibrate -m MODEL measures one, in some minutes",
         )
     profile = read_profile(path)
-    if profile.model != model_hash(gguf):
+    wanted = measured_hash(gguf)
+    if profile.model == model_hash(gguf) != wanted:
+        raise UsageError(
+            f"the KV profile {printable(path)} was measured without the options that replace what "
+            "the model's file says",
+            hint="localkv calibrate takes --rope-scale, --override-kv and others, too",
+        )
+    if profile.model != wanted:
         raise UsageError(
             f"the KV profile {printable(path)} is of another model, "
-            f"{printable(profile.name)} ({printable(profile.architecture)})",
-            hint="localkv calibrate -m MODEL measures this one",
+            f"{printable(profile.name)} ({printable(profile.architecture)}), or measured with "
+            "other options that replace what its file says",
+            hint="localkv calibrate -m MODEL measures this one, with its options",
         )
     return profile
-
-
-def _check_rope(gguf: GGUFFile) -> None:
-    if gguf.metadata.of_file is not None:
-        raise UsageError(
-            "KV profiles are measured with the RoPE that the model's file says, and options change "
-            "it",
-            hint="leave out --kv-profile and --kv-bits, or --rope-scale and others",
-        )
 
 
 def profile_path(model: str | os.PathLike[str]) -> Path | None:
@@ -239,11 +238,8 @@ def chosen_cache(
         n_batch: most tokens of a batch.
 
     Raises:
-        UsageError: a file can't be read, the model can't be kept in these types, or there is a
-            profile, and options change RoPE.
+        UsageError: a file can't be read, or the model can't be kept in these types.
     """
-    if profile is not None:
-        _check_rope(gguf)
     if profile is not None and not isinstance(profile, KVProfile):
         profile = model_profile(gguf, profile)
     found = profiled(

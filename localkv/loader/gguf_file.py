@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from localkv.config import RopeOptions
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.loader.gguf_header import (
     MAX_KEYS,
@@ -217,10 +216,6 @@ class GGUFFile:
         else:
             data = np.frombuffer(file.data, np.uint8, tensor.n_bytes, tensor.offset)
         return data.reshape(*tensor.shape[:-1], tensor.format.row_bytes(tensor.shape[-1]))
-
-    def with_rope(self, options: RopeOptions) -> GGUFFile:
-        """The file as if its metadata had these options' values (`Metadata.with_rope`)."""
-        return replace(self, metadata=self.metadata.with_rope(options))
 
     def check_unchanged(self) -> None:
         """Refuse a file that was shortened or written to since it was opened.

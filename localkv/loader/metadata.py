@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,8 +18,8 @@ from typing import Final, Literal, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from localkv.config import RopeOptions
-from localkv.errors import ModelFileError, UsageError, quoted
+from localkv.config import Overrides, RopeOptions
+from localkv.errors import LocalKVError, ModelFileError, UsageError, quoted
 from localkv.loader.gguf_header import LazyArray, Strings
 
 _INT31, _INT32 = (1 << 31) - 1, (1 << 32) - 1
@@ -194,20 +195,28 @@ class Metadata(Mapping[str, object]):
         source: the file, for error messages.
 
     Attributes:
-        of_file: what the file says, where `with_rope` replaced keys of it; else None.
+        before_rope: what there is without the options of RoPE, where those replaced keys; else
+            None. It has the values of `--override-kv`.
+        overridden: the keys that `--override-kv` named.
+        unread: those of them that were not looked at yet.
     """
 
-    of_file: Metadata | None = None
+    before_rope: Metadata | None = None
+    overridden: frozenset[str] = frozenset()
+    _of_file: Metadata | None = None
 
     def __init__(self, values: Mapping[str, object], source: str = "metadata") -> None:
         self._values = dict(values)
         self._source = source
+        self.unread = set[str]()
 
     def __getitem__(self, key: str) -> object:
         value = self._values[key]
+        self.unread.discard(key)
         return value.decode() if isinstance(value, LazyArray) else value
 
     def __contains__(self, key: object) -> bool:
+        self.unread.discard(cast(str, key))
         return key in self._values
 
     def __iter__(self) -> Iterator[str]:
@@ -219,14 +228,35 @@ class Metadata(Mapping[str, object]):
     def __repr__(self) -> str:
         return f"<Metadata of {self._source}: {len(self)} keys>"
 
-    def with_rope(self, options: RopeOptions) -> Metadata:
-        """The metadata with keys of RoPE replaced; itself if no option is set.
+    def with_overrides(self, overrides: Overrides) -> Metadata:
+        """The metadata with what options replace; itself if that is nothing.
 
         Raises:
-            UsageError: a value is out of the key's range.
+            UsageError: a value for RoPE is out of the key's range. Others are checked as they are
+                read.
         """
-        if not (keys := options.keys):
-            return self
+        changed = self
+        if overrides.kv:
+            values = {key: _as_stored(key, value) for key, value in overrides.kv.items()}
+            changed = Metadata({**self._values, **values}, self._source)
+            changed.overridden, changed.unread = frozenset(values), set(values)
+            changed._of_file = self._of_file or self
+        return changed._with_rope(overrides.rope) if overrides.rope.keys else changed
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """What options replaced by other values than the file's, by key."""
+        if self._of_file is None:
+            return {}
+        return {
+            key: value
+            for key, value in self._values.items()
+            if (key not in self._of_file or value is not self._of_file._values[key])
+            and self.get(key) != self._of_file.get(key)
+        }
+
+    def _with_rope(self, options: RopeOptions) -> Metadata:
+        keys = options.keys
         prefix = self.string("general.architecture")
         for key, (option, value) in keys.items():
             if not isinstance(value, str) and not range_of(f"{prefix}.{key}").holds(value):
@@ -238,7 +268,8 @@ class Metadata(Mapping[str, object]):
                 )
         values = {f"{prefix}.{key}": value for key, (_, value) in keys.items()}
         changed = Metadata({**self._values, **values}, self._source)
-        changed.of_file = self
+        changed.before_rope, changed._of_file = self, self._of_file or self
+        changed.overridden, changed.unread = self.overridden, set(self.unread)
         return changed
 
     def require(self, key: str) -> None:
@@ -347,10 +378,13 @@ class Metadata(Mapping[str, object]):
                 raise self._out_of_range(key, f" at item {at}", items[at])
         return values
 
-    def _out_of_range(self, key: str, where: str, value: object) -> ModelFileError:
-        return ModelFileError(
-            f"{self._source}: key {quoted(key)} is {value}{where}, expected {range_of(key)}"
-        )
+    def _out_of_range(self, key: str, where: str, value: object) -> LocalKVError:
+        return self._error(key, f"{value}{where}, expected {range_of(key)}")
+
+    def _error(self, key: str, problem: str) -> LocalKVError:
+        if key in self.overridden:
+            return UsageError(f"--override-kv: key {quoted(key)} is {problem}")
+        return ModelFileError(f"{self._source}: key {quoted(key)} is {problem}")
 
     def _value(self, key: str, default: object) -> object:
         if key in self:
@@ -359,9 +393,22 @@ class Metadata(Mapping[str, object]):
             self.require(key)
         return default
 
-    def _mismatch(self, key: str, value: object, expected: str) -> ModelFileError:
-        found = _type_of(value)
-        return ModelFileError(f"{self._source}: key {quoted(key)} is {found}, expected {expected}")
+    def _mismatch(self, key: str, value: object, expected: str) -> LocalKVError:
+        return self._error(key, f"{_type_of(value)}, expected {expected}")
+
+
+def _as_stored(key: str, value: str | int | float | bool) -> str | int | float | bool:
+    """A value as a file has it: a float as the nearest of 32 bits.
+
+    Raises:
+        UsageError: it is too large for that.
+    """
+    if not isinstance(value, float):
+        return value
+    try:
+        return cast(float, struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        raise UsageError(f"--override-kv: key {quoted(key)} is {value:g}, too large") from None
 
 
 _TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array"}

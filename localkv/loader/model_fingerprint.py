@@ -7,6 +7,7 @@ quantisation) have another hash. Metadata are not part of it, so a corrected cha
 another name leaves measurements valid. Places in files aren't either, so a split model has the hash
 of the whole one.
 
+`measured_hash` also covers what options replace of that, as measurements do, and
 `model_fingerprint` also covers what the file says of the architecture, on which K and V depend.
 """
 
@@ -45,15 +46,29 @@ def model_hash(gguf: GGUFFile) -> str:
 ARCHITECTURE = "general.architecture"
 
 
-def model_fingerprint(gguf: GGUFFile) -> str:
-    """32 hexadecimal digits over `model_hash` and what the file says of the architecture: sizes,
-    RoPE, norms, windows. Options that replace these, names, templates and the tokenizer are not
-    part of it, nor are bytes of large tensors between the samples.
+def measured_hash(gguf: GGUFFile) -> str:
+    """What tells measurements of K and V of one model from others': `model_hash`, or another one
+    where options replace what the file says of the architecture.
 
     Raises:
         ModelFileError: a tensor can't be read.
     """
-    metadata = gguf.metadata.of_file or gguf.metadata
+    found, metadata = model_hash(gguf), gguf.metadata
+    prefix = f"{metadata.string(ARCHITECTURE)}."
+    changes = metadata.changes.items()
+    kept = sorted((k, v) for k, v in changes if k.startswith(prefix) or k == ARCHITECTURE)
+    return hashlib.sha256(f"{found}\0{kept!r}".encode()).hexdigest()[:32] if kept else found
+
+
+def model_fingerprint(gguf: GGUFFile) -> str:
+    """32 hexadecimal digits over `model_hash` and what the file, or `--override-kv`, says of the
+    architecture: sizes, RoPE, norms, windows. Options of RoPE, names, templates and the tokenizer
+    are not part of it, nor are bytes of large tensors between the samples.
+
+    Raises:
+        ModelFileError: a tensor can't be read.
+    """
+    metadata = gguf.metadata.before_rope or gguf.metadata
     prefix = f"{metadata.string(ARCHITECTURE)}."
     found = hashlib.sha256(model_hash(gguf).encode())
     for key in sorted(metadata):

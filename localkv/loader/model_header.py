@@ -6,16 +6,19 @@ The architecture's family makes a `ModelSpec` of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
 from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from localkv.config import Overrides
 from localkv.errors import ModelFileError, UsageError, counted, printable
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.metadata import Metadata
+from localkv.option_checks import unknown_name
 
 
 class ModelHeader(Protocol):
@@ -35,6 +38,44 @@ class ModelHeader(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The tensors of all parts, by name."""
         ...
+
+
+_Header = TypeVar("_Header", bound=ModelHeader)
+
+
+def with_overrides(header: _Header, overrides: Overrides) -> _Header:
+    """The header as if its metadata were what options put there; itself if that is nothing.
+
+    Raises:
+        UsageError: a value is of the wrong type or out of its range, or nothing reads a key.
+        ModelFileError: the model can't be read otherwise.
+    """
+    if not overrides:
+        return header
+    metadata = header.metadata.with_overrides(overrides)
+    changed: _Header = replace(header, metadata=metadata)  # type: ignore[type-var]
+    if metadata.unread:
+        _read_all(changed)
+    if metadata.unread:
+        unread = sorted(metadata.unread)
+        names = [key for key in metadata if key not in metadata.overridden]
+        what = "--override-kv: nothing of this model reads the key"
+        raise unknown_name(what, unread[0], names, "leave it out")
+    return changed
+
+
+def _read_all(header: ModelHeader) -> None:
+    """Look at all that a model is made of: layers, tokens, templates, pooling."""
+    from localkv.loader.chat_template import chat_template_from_metadata
+    from localkv.loader.vocabulary import NoTokenizerError, read_vocabulary
+
+    metadata = header.metadata
+    if header.tensors:
+        spec = model_spec(header)
+        metadata.integer(f"{spec.architecture}.pooling_type", None)
+    with suppress(NoTokenizerError):
+        read_vocabulary(metadata)
+    chat_template_from_metadata(metadata)
 
 
 _GUESSER = (
@@ -69,9 +110,9 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
     title = gguf.metadata.string("general.name", default=gguf.path.stem)
     spec = ARCHS[name](Facts(name, title, gguf.metadata, shapes))
-    if gguf.metadata.of_file is None:
+    if gguf.metadata.before_rope is None:
         return spec
-    return _with_rope(spec, ARCHS[name](Facts(name, title, gguf.metadata.of_file, shapes)))
+    return _with_rope(spec, ARCHS[name](Facts(name, title, gguf.metadata.before_rope, shapes)))
 
 
 _LONGEST = (1 << 31) - 1

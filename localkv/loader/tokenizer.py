@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
+from localkv.config import Overrides
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from localkv.loader.vocabulary import (
@@ -45,27 +46,31 @@ _C_SPACES = " \t\n\v\f\r"  # C's isspace
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def load_tokenizer(path: str | os.PathLike[str], *, override_pre: str | None = None) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], overrides: Overrides | None = None) -> Tokenizer:
     """The tokenizer of a GGUF file, which need not hold a model.
 
     Args:
         path: the file.
-        override_pre: pre-tokenizer family to use instead of the one the file names.
+        overrides: what options put in the place of what it says.
 
     Raises:
         NoTokenizerError: the file holds none.
         ModelFileError: the file is malformed, or its tokenizer is not supported.
-        UsageError: there is no such family.
+        UsageError: an option makes no sense.
     """
     from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_header import with_overrides
 
-    return tokenizer_from_metadata(open_gguf(path).metadata, override_pre=override_pre)
+    gguf = open_gguf(path)
+    return tokenizer_from_metadata(
+        (gguf if overrides is None else with_overrides(gguf, overrides)).metadata
+    )
 
 
-def tokenizer_from_metadata(metadata: Metadata, *, override_pre: str | None = None) -> Tokenizer:
+def tokenizer_from_metadata(metadata: Metadata) -> Tokenizer:
     """The tokenizer that a file's metadata describes; raises as `load_tokenizer` does."""
     started = time.perf_counter()
-    tokenizer = Tokenizer(read_vocabulary(metadata, override_pre=override_pre))
+    tokenizer = Tokenizer(read_vocabulary(metadata))
     tokenizer.read_seconds = time.perf_counter() - started
     return tokenizer
 

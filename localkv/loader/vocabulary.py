@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from localkv.config import PRE
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 from localkv.option_checks import unknown_name
@@ -326,13 +327,13 @@ class Vocabulary:
         return f"<Vocabulary {self.kind} {self.pre}: {len(self.tokens)} tokens>"
 
 
-def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> Vocabulary:
+def read_vocabulary(metadata: Metadata) -> Vocabulary:
     """Read and check the `tokenizer.ggml.*` keys.
 
     Raises:
         NoTokenizerError: there is none.
         ModelFileError: it is of a kind that is not supported, or malformed.
-        UsageError: `override_pre` is unknown, or the tokenizer has no pre-tokenizer.
+        UsageError: an option names a pre-tokenizer that does not exist, or the tokenizer has none.
     """
     import numpy as np
 
@@ -341,10 +342,10 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
 
     kind = _kind(metadata)
     warnings: list[str] = []
-    pre = _pre(metadata, override_pre, warnings) if kind == "bpe" else "default"
-    if kind != "bpe" and override_pre is not None:
+    pre = _pre(metadata, warnings) if kind == "bpe" else "default"
+    if kind != "bpe" and PRE in metadata.overridden:
         raise UsageError(
-            f"no use for pre-tokenizer {override_pre!r}: the tokenizer is {_WITHOUT_PRE[kind]}"
+            f"no use for pre-tokenizer {metadata[PRE]!r}: the tokenizer is {_WITHOUT_PRE[kind]}"
         )
     metadata.require("tokenizer.ggml.tokens")
     tokens = TokenTexts(metadata.string_array("tokenizer.ggml.tokens"))
@@ -479,12 +480,12 @@ def _kind(metadata: Metadata) -> str:
 _LISTED = "localkv tokenize --help-all lists the pre-tokenizers"
 
 
-def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> str:
-    if override_pre is not None:
-        if override_pre not in PRE_TOKENIZERS:
-            raise unknown_name("unknown pre-tokenizer", override_pre, PRE_TOKENIZERS, _LISTED)
-        return override_pre
-    pre = metadata.string("tokenizer.ggml.pre", "")
+def _pre(metadata: Metadata, warnings: list[str]) -> str:
+    pre = metadata.string(PRE, "")
+    if PRE in metadata.overridden:
+        if pre not in PRE_TOKENIZERS:
+            raise unknown_name("unknown pre-tokenizer", pre, PRE_TOKENIZERS, _LISTED)
+        return pre
     pre = _ONLY_PRE.get(metadata.string("tokenizer.ggml.model"), pre)
     if not pre:
         warnings.append(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from localkv.config import Overrides
 from localkv.engine_process.texts import Embed, Facts, Opening, Submit, Vectors
 from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
@@ -79,7 +80,7 @@ class Front:
             self._model = await asyncio.to_thread(
                 PromptModel,
                 options.model,
-                override_pre=options.arguments.get("override_pre"),
+                Overrides.of(options.arguments),
                 chat_template=options.chat_template,
                 reasoning=self.settings.reasoning,
                 reasoning_budget=self.settings.reasoning_budget,

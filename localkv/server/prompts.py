@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from localkv.config import Overrides
 from localkv.engine.tokenized_model import TokenizedModel
 from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_header import with_overrides
 from localkv.loader.template_process import start_ahead
 from localkv.server.failures import RequestError, context_error, unsupported
 from localkv.server.limits import MOST_PROMPTS, Object, TextParts
@@ -41,7 +43,7 @@ class PromptModel(TokenizedModel):
 
     Args:
         path: the model's file.
-        override_pre: use this pre-tokenizer instead of the file's.
+        overrides: what options put in the place of what it says.
         chat_template: a Jinja template instead of the file's own.
         reasoning: whether the model reasons where a request says nothing, one of `REASONING`.
         reasoning_budget: most tokens of it, where a request says nothing; -1 sets no limit.
@@ -57,16 +59,15 @@ class PromptModel(TokenizedModel):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        overrides: Overrides | None = None,
         *,
-        override_pre: str | None = None,
         chat_template: str | None = None,
         reasoning: str = "auto",
         reasoning_budget: int = -1,
         reasoning_effort: str | None = None,
     ) -> None:
         start_ahead()
-        self.gguf = open_gguf(path)
-        self._override_pre = override_pre
+        self.gguf = with_overrides(open_gguf(path), overrides or Overrides())
         self.tokenizer.least_tokens("")  # built now, so that no request waits for it
         self._own = None if chat_template is None else self.chat_template_from(chat_template)
         self._reasoning, self._reasoning_budget = reasoning, reasoning_budget

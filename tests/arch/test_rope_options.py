@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from localkv.config import RopeOptions
+from localkv.cache.profile import read_profile, write_profile
+from localkv.config import Overrides, RopeOptions
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_header import model_spec
+from localkv.loader.model_fingerprint import measured_hash, model_fingerprint, model_hash
+from localkv.loader.model_header import model_spec, with_overrides
 from support.forward import logits, nmse
 from support.own_models import IDS, N_VOCAB, SHOWN
 from support.paths import ROOT
+from support.program import Program
 from support.random_model import VARIANTS, RandomModel
 from support.rope_options import CASES, YARN, write_case
 
@@ -30,7 +34,7 @@ STORED = json.loads((ROOT / "tests" / "data" / "llama_cpp_rope.json").read_text(
 def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
     rows = np.frombuffer(base64.b64decode(STORED[name]), np.float32).reshape(-1, N_VOCAB)
     path = write_case(name, tmp_path / "model.gguf")
-    gguf = open_gguf(path).with_rope(RopeOptions(**CASES[name][1]))
+    gguf = with_overrides(open_gguf(path), Overrides(rope=RopeOptions(**CASES[name][1])))
     for backend in (reference_backend(), cpu_backend()):
         assert nmse(logits(gguf, backend, IDS, "f32", chunk=17)[list(SHOWN)], rows) <= 1e-6
     without = logits(path, reference_backend(), IDS, "f32")[list(SHOWN)]
@@ -39,7 +43,9 @@ def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
 
 def _context(name: str, tmp_path: Path, **options: Any) -> int:
     path = RandomModel(**VARIANTS[name]).write(tmp_path / "model.gguf")
-    return model_spec(open_gguf(path).with_rope(RopeOptions(**options))).n_ctx_train
+    return model_spec(
+        with_overrides(open_gguf(path), Overrides(rope=RopeOptions(**options)))
+    ).n_ctx_train
 
 
 def test_scaling_makes_the_trained_context_longer(tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_a_value_that_makes_no_sense(
     options: dict[str, Any], message: str, tiny_model: Path
 ) -> None:
     with pytest.raises(UsageError) as raised:
-        open_gguf(tiny_model).with_rope(RopeOptions(**options))
+        with_overrides(open_gguf(tiny_model), Overrides(rope=RopeOptions(**options)))
     assert message in str(raised.value)
 
 
@@ -99,9 +105,36 @@ def test_no_warning_within_the_scaled_context(tiny_model: Path) -> None:
         assert any(beyond in line for line in llm.warnings)
 
 
-def test_a_profile_refuses_other_options(tiny_model: Path) -> None:
-    with pytest.raises(UsageError, match="measured with the RoPE that the model's file says"):
-        LLM(tiny_model, n_ctx=64, device="cpu", kv_profile="none.json", rope_scale=2.0)
+def test_measurements_are_kept_apart_by_what_options_replace(tiny_model: Path) -> None:
+    gguf = open_gguf(tiny_model)
+    plain, fingerprint = model_hash(gguf), model_fingerprint(gguf)
+    assert measured_hash(gguf) == plain
+    n_layers = gguf.metadata.integer("llama.block_count")
+    for options, is_other, is_another_model in (
+        (Overrides({"tokenizer.ggml.add_bos_token": False}), False, False),
+        (Overrides({"llama.block_count": n_layers}), False, False),
+        (Overrides({"llama.attention.layer_norm_rms_epsilon": 1e-3}), True, True),
+        (Overrides(rope=RopeOptions(rope_scale=2.0)), True, False),
+    ):
+        changed = with_overrides(gguf, options)
+        assert model_hash(changed) == plain
+        assert (measured_hash(changed) != plain) == is_other
+        assert (model_fingerprint(changed) != fingerprint) == is_another_model
+
+
+def test_a_profile_is_measured_with_the_options(tiny_model: Path, program: Program) -> None:
+    scaled, plain = (tiny_model.with_name(f"{name}.json") for name in ("scaled", "plain"))
+    few = ("--tokens", "64", "--types", "q4_0", "--kv-tail", "0", "--smooth", "0")
+    options = ("-m", tiny_model, "--device", "cpu", "--rope-scale", "2")
+    done = program("calibrate", *options, *few, "-o", scaled)
+    assert done.code == 0, done.err
+    with LLM(tiny_model, n_ctx=64, device="cpu", kv_profile=scaled, rope_scale=2.0) as llm:
+        assert llm.kv_types is not None
+    with pytest.raises(UsageError, match=r"measured with other options"):
+        LLM(tiny_model, n_ctx=64, device="cpu", kv_profile=scaled)
+    write_profile(plain, replace(read_profile(scaled), model=model_hash(open_gguf(tiny_model))))
+    with pytest.raises(UsageError, match="measured without the options that replace"):
+        LLM(tiny_model, n_ctx=64, device="cpu", kv_profile=plain, rope_scale=2.0)
 
 
 def test_a_model_without_rope(tmp_path: Path) -> None:
@@ -109,4 +142,4 @@ def test_a_model_without_rope(tmp_path: Path) -> None:
 
     path = dense_variant("gpt2").write(tmp_path / "model.gguf")
     with pytest.raises(UsageError, match="has no RoPE that options could change"):
-        model_spec(open_gguf(path).with_rope(RopeOptions(rope_scale=2.0)))
+        model_spec(with_overrides(open_gguf(path), Overrides(rope=RopeOptions(rope_scale=2.0))))

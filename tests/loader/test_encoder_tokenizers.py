@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
+from localkv.config import PRE, Overrides
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.metadata import Metadata
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -130,7 +131,7 @@ def test_few_tokens(model: str, name: str) -> None:
     with pytest.raises(ModelFileError, match="it has no unknown token"):
         tokenizer_from_metadata(Metadata(keys)).encode("The fox")
     with pytest.raises(UsageError, match=f"the tokenizer is {name}"):
-        tokenizer_from_metadata(Metadata(keys), override_pre="gpt-2")
+        tokenizer_from_metadata(Metadata(keys).with_overrides(Overrides({PRE: "gpt-2"})))
 
 
 @pytest.fixture(scope="module")

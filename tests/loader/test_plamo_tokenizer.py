@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localkv.config import PRE, Overrides
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.metadata import Metadata
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
@@ -92,7 +93,7 @@ def test_no_use_for_a_pre_tokenizer() -> None:
     tokenizer = plamo({"a": -1.0})
     metadata = Metadata({"tokenizer.ggml.model": "plamo2", "tokenizer.ggml.tokens": ["a"]})
     with pytest.raises(UsageError, match="the tokenizer is PLaMo's"):
-        tokenizer_from_metadata(metadata, override_pre="qwen2")
+        tokenizer_from_metadata(metadata.with_overrides(Overrides({PRE: "qwen2"})))
     assert tokenizer.pre == "default"
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from localkv.config import PRE, Overrides
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader import load_tokenizer
 from localkv.loader.metadata import Metadata
@@ -479,11 +480,13 @@ def test_pre_tokenizer_names() -> None:
     assert "--override-pre NAME" in raised.value.hint
     assert "localkv tokenize --help-all" in raised.value.hint
     metadata = bpe_metadata("new-one")
-    assert tokenizer_from_metadata(metadata, override_pre="qwen2").pre == "qwen2"
+    assert (
+        tokenizer_from_metadata(metadata.with_overrides(Overrides({PRE: "qwen2"}))).pre == "qwen2"
+    )
     with pytest.raises(UsageError, match="unknown pre-tokenizer 'qwen3'; did you mean qwen35"):
-        tokenizer_from_metadata(metadata, override_pre="qwen3")
+        tokenizer_from_metadata(metadata.with_overrides(Overrides({PRE: "qwen3"})))
     with pytest.raises(UsageError, match="the tokenizer is an SPM"):
-        tokenizer_from_metadata(spm_metadata(spm_model()), override_pre="qwen2")
+        tokenizer_from_metadata(spm_metadata(spm_model()).with_overrides(Overrides({PRE: "qwen2"})))
     nameless = bpe(None)
     assert nameless.pre == "default"
     assert len(nameless.warnings) == 1

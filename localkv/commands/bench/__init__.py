@@ -21,6 +21,7 @@ from localkv.commands.bench.tables import FORMATS, make_table, parallel_table
 from localkv.commands.cache_pairs import fitting_pairs
 from localkv.commands.completion import model_values
 from localkv.commands.loading_options import (
+    OVERRIDES,
     PLACEMENT,
     loading_options,
     placement_arguments,
@@ -32,7 +33,7 @@ from localkv.commands.options import MODEL, OUTPUT, RUN, model_options, say_pres
 from localkv.commands.output import ProgressLine, TextOutput, note, say, warn
 from localkv.commands.parsing import FILE, Choice, Command, Whole
 from localkv.commands.process import INTERRUPTED
-from localkv.config import CacheConfig
+from localkv.config import CacheConfig, Overrides
 from localkv.errors import UsageError, counted
 from localkv.system.limits import before_model
 from localkv.system.threads import place_caller, place_process
@@ -60,7 +61,7 @@ _CACHE = (
     "kv_profile",
     "kv_bits",
 )
-_SHARED = (*_CACHE, *PLACEMENT, "device", "fit")
+_SHARED = (*_CACHE, *PLACEMENT, *OVERRIDES, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -205,16 +206,23 @@ def _sources(values: dict[str, Any]) -> list[Source]:
     """
     from localkv.bench.source import file_source, synthetic_source
 
-    named = _given("model", "hf_repo")
+    named, overrides = _given("model", "hf_repo"), Overrides.of(values)
     if values["synthetic"] and (_given("synthetic") or not named):
         if named:
             raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
+        if overrides:
+            raise UsageError(
+                "--synthetic has no file whose keys --rope-scale, --override-kv and others replace",
+                hint="name a file with -m",
+            )
         shapes = ",".join(values["synthetic"]).split(",")
         return [synthetic_source(name.strip()) for name in shapes]
     files: list[str | None] = []
     for item in values["model"]:
         files += [item] if Path(item).exists() else filter(None, item.split(","))
-    return [file_source(model_file({**values, "model": name})) for name in files or [None]]
+    return [
+        file_source(model_file({**values, "model": name}), overrides) for name in files or [None]
+    ]
 
 
 def _fitted(grid: Grid, source: Source, values: dict[str, Any]) -> Grid:
@@ -300,6 +308,7 @@ def with_profile(
     from localkv.cache.profile import profiled
     from localkv.loader.chosen_cache import model_profile
     from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_header import with_overrides
 
     ctx = click.get_current_context()
     named = [one for one in _TYPES if ctx.get_parameter_source(one) == ParameterSource.COMMANDLINE]
@@ -313,7 +322,8 @@ def with_profile(
         )
     if len(sources) > 1 or sources[0].path is None:
         raise UsageError("--kv-profile is for one model in a file", hint="name one with -m")
-    profile = model_profile(open_gguf(sources[0].path), name or "auto")
+    gguf = with_overrides(open_gguf(sources[0].path), sources[0].overrides)
+    profile = model_profile(gguf, name or "auto")
     if preset is not None:
         bits = preset_bits(preset)
     n_ctx = max(test.n_ctx for depth in grid.n_depth for test in grid.tests(depth))

@@ -16,6 +16,7 @@ from localkv.commands.loading_options import (
     given_threads,
     ladder_arguments,
     ladder_options,
+    override_options,
     profile_option,
     window_options,
     window_settings,
@@ -46,6 +47,7 @@ from localkv.commands.plan.model import (
     synthetic_model,
     with_draft,
 )
+from localkv.config import Overrides
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.loader.known_models import KNOWN_MODELS
 from localkv.quant_formats import FORMATS, KV_FORMATS
@@ -116,6 +118,11 @@ def _run(
     named = _named_pairs(values, all_pairs)
     if synthetic is not None and (file or values["model"] or values["hf_repo"]):
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
+    if synthetic is not None and Overrides.of(values):
+        raise UsageError(
+            "--synthetic has no file whose keys --rope-scale, --override-kv and others replace",
+            hint="name a file with -m",
+        )
     model = header_model(values, file) if synthetic is None else synthetic_model(synthetic)
     backend, why, budget = _where(values["device"], memory)
     threads = given_threads(values["threads"]) or default_threads()
@@ -313,6 +320,7 @@ plan = Command(
         *draft_model_options(),
         *compute_options("one per core"),
         activations_option(),
+        *override_options(),
         OUTPUT.option(
             "--plot plot_file",
             metavar="FILE",

@@ -20,9 +20,11 @@ from localkv.cache.layout import (
     with_one_pair,
 )
 from localkv.cache.profile import with_profile_types
+from localkv.commands.loading_options import override_flags
 from localkv.commands.model_file import model_header
 from localkv.commands.options import PLAN
 from localkv.commands.output import note, table, warn
+from localkv.config import Overrides
 from localkv.errors import LocalKVError, UsageError, byte_size, printable
 
 if TYPE_CHECKING:
@@ -71,11 +73,13 @@ def header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     """
     from localkv.loader.chosen_cache import kv_risks
     from localkv.loader.metadata import file_type_name
+    from localkv.loader.model_header import with_overrides
     from localkv.loader.weights import checked_spec
     from localkv.memory.plan import weights_by_type
 
     header = model_header(values, argument=file)
     try:
+        header = with_overrides(header, Overrides.of(values))
         config = checked_spec(header)
     except LocalKVError:
         for risk in kv_risks(header):
@@ -148,7 +152,7 @@ def model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
         flags += ["-md", values["draft_model"]]
         for flag, name in (("-ctkd", "cache_type_k_draft"), ("-ctvd", "cache_type_v_draft")):
             flags += [flag, values[name]] if values[name] != CacheConfig.type_k else []
-    return flags
+    return flags + override_flags(values)
 
 
 _AUTO = "auto"
@@ -300,6 +304,7 @@ def asked_profile(values: Mapping[str, Any], model: PlannedModel) -> KVProfile |
     """
     from localkv.loader.chosen_cache import find_profile, model_profile
     from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_header import with_overrides
 
     name, most = values["kv_profile"], values["max_kld"]
     if name is None and most is None and values["memory"] is None:
@@ -312,7 +317,7 @@ def asked_profile(values: Mapping[str, Any], model: PlannedModel) -> KVProfile |
                 hint="localkv pull fetches it",
             )
         return None
-    gguf = open_gguf(model.path)
+    gguf = with_overrides(open_gguf(model.path), Overrides.of(values))
     if name is None and find_profile(gguf) is None and most is None:
         note(f"there is no KV profile of this model: {HOW}")
         return None
