@@ -126,6 +126,12 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["-m", "UNKNOWN", "--query", "hello", "-p", "hello"], 1),
     ],
     "bench": [(["-m", "MODEL", "-p", "8", "-n", "2", "-r", "1"], 0), (["-m", NAME], 1)],
+    "quantize": [
+        (["MODEL", "out.gguf", "F16"], 0),
+        (["--dry-run", "MODEL", "Q4_0"], 0),
+        (["MODEL", NAME, NAME], 2),
+        (["UNKNOWN", "F16"], None),
+    ],
     "plan": [(["-m", "MODEL"], 0), (["-m", "UNKNOWN"], 1)],
     "show": [
         (["-m", "MODEL"], 0),

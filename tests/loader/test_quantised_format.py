@@ -8,7 +8,7 @@ from localkv.loader.quantised_format import quantised_format
 from localkv.quant_formats import FORMATS, QuantFormat
 
 NARROW = {
-    "q2_K": "iq4_nl", "q3_K": "iq4_nl", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
+    "q2_K": "q4_0", "q3_K": "q4_0", "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0",
     "iq4_xs": "iq4_nl", "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl",
     "iq2_xs": "iq4_nl", "iq2_xxs": "iq4_nl", "iq1_m": "iq4_nl", "iq1_s": "iq4_nl",
     "tq1_0": "q4_0", "tq2_0": "q4_0", "q2_0": "q4_0",

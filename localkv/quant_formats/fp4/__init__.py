@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localkv.quant_formats.shared.bits import Bytes, Floats, bit_fields, scaled
 from localkv.quant_formats.shared.cpu.panel_layout import EXPONENT, QS, PanelPlane, planes
@@ -28,6 +29,22 @@ def decode_mxfp4(planes: Sequence[Bytes]) -> Floats:
     """e (1 byte), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
     e, qs = planes
     return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=16)), MXFP4_SCALES.take(e))
+
+
+def exponent_bounds() -> NDArray[np.int32]:
+    """From which bits on a float's logarithm rounds up to the next whole number, by its exponent's
+    bits: int32 [256].
+
+    `floorf(log2f(x))`, which gives a block's scale, is then one more than the float's exponent.
+    """
+    exponents = np.arange(1, 255)
+    steps = np.arange(64)
+    bits = (((exponents + 1) << 23)[:, None] - 1 - steps).astype(np.int32)
+    logarithms = np.log2(bits.view(np.float32).astype(np.float64)).astype(np.float32)
+    n_rounded = (logarithms == (exponents - 126)[:, None]).sum(1)
+    bounds = np.full(256, (1 << 31) - 1, np.int32)
+    bounds[1:255] = ((exponents + 1) << 23) - n_rounded
+    return bounds
 
 
 def _nvfp4_scales() -> Floats:
@@ -53,7 +70,10 @@ def decode_nvfp4(planes: Sequence[Bytes]) -> Floats:
 
 
 mxfp4 = SimpleNamespace(
-    LAYOUT=planes("mxfp4", QS, EXPONENT), SCALES=MXFP4_SCALES, decode=decode_mxfp4
+    quantizing_table=exponent_bounds,
+    LAYOUT=planes("mxfp4", QS, EXPONENT),
+    SCALES=MXFP4_SCALES,
+    decode=decode_mxfp4,
 )
 nvfp4 = SimpleNamespace(
     LAYOUT=planes("nvfp4", QS, PanelPlane("d", 1)), SCALES=NVFP4_SCALES, decode=decode_nvfp4

@@ -1,0 +1,1 @@
+"""Making blocks of weights: rows of floats become rows of a type."""

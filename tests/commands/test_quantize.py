@@ -1,0 +1,102 @@
+"""`localkv quantize`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from localkv.loader.gguf_file import open_gguf
+from support.paths import MODELS
+from support.program import Program
+
+TALES = MODELS / "tales-4M-F16.gguf"
+
+
+def test_a_file_is_made_and_what_is_in_it_is_said(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = program("quantize", TALES, out, "q4_0", "2")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["TYPE", "TENSORS", "SIZE"]
+    assert lines[-2].startswith("after: 2.")
+    assert lines[-1] == str(out)
+    assert open_gguf(out).tensors["blk.0.attn_q.weight"].format.name == "q4_0"
+
+
+def test_without_a_name_the_file_is_beside_the_model(program: Program, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.symlink_to(TALES)
+    assert program("quantize", model, "F32").code == 0
+    assert (tmp_path / "ggml-model-F32.gguf").exists()
+
+
+def test_a_dry_run_writes_nothing(program: Program, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = program("quantize", "--dry-run", TALES, out, "IQ4_XS")
+    assert result.code == 0
+    assert not out.exists()
+    found = [line.split() for line in result.out.splitlines()]
+    assert ["blk.0.attn_q.weight", "256", "x", "256", "f16", "->", "iq4_xs"] in [
+        words[:7] for words in found
+    ]
+
+
+def test_json(program: Program) -> None:
+    words = ("--tensor-type", "attn_v=q8_0", "--dry-run", "--json")
+    facts = json.loads(program("quantize", *words, TALES, "Q4_K_M").out)
+    types = {item["name"]: item["type_after"] for item in facts["tensors"]}
+    assert types["blk.0.attn_v.weight"] == "q8_0"
+    assert facts["bytes_after"] == sum(item["bytes_after"] for item in facts["tensors"])
+
+
+def test_a_list_of_types_in_a_file(program: Program, tmp_path: Path) -> None:
+    listed = tmp_path / "types.txt"
+    listed.write_text("attn_q=Q5_0\nFFN_UP=q5_1 ")
+    words = ("--tensor-type-file", listed, "--dry-run", "--json")
+    facts = json.loads(program("quantize", *words, TALES, "Q4_0").out)
+    types = {item["name"]: item["type_after"] for item in facts["tensors"]}
+    assert (types["blk.0.attn_q.weight"], types["blk.0.ffn_up.weight"]) == ("q5_0", "q5_1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a model and a type are needed"),
+        (["Q4_K_N"], "is not a type of files; did you mean Q4_K_"),
+        (["out.gguf", "Q4_5"], "'Q4_5' is not a type of files"),
+        (["Q4_0", "2", "3"], "'2' is one word too many"),
+        (["Q4_0", "two"], "'two' is one word too many"),
+        (["--tensor-type", "attn", "Q4_0"], "--tensor-type: 'attn' is not PATTERN=TYPE"),
+        (["--tensor-type", "a(=q8_0", "Q4_0"], "'a(' is not a regular expression"),
+        (["--tensor-type", "a=q8", "Q4_0"], "--tensor-type: 'q8' is not a type of weights"),
+        (["--output-tensor-type", "q9", "Q4_0"], "--output-tensor-type: 'q9' is not a type"),
+        (["--tensor-type", "a=q8_0", "F16"], "--tensor-type has no effect on a file of type F16"),
+        (["--include-weights", "a", "Q4_0"], "choose from --imatrix FILE"),
+        (["--prune-layers", "1,x", "Q4_0"], "--prune-layers: '1,x' is not a list of layers"),
+        (["--prune-layers", "9", "Q4_0"], "there is no layer 9: the model has 5"),
+        (["--imatrix", "none.dat", "Q4_0"], "none.dat: no such file"),
+        (["Q2_K_S"], "needs an importance matrix"),
+        (["nowhere/out.gguf", "Q4_0"], "nowhere/out.gguf can't be written"),
+    ],
+)
+def test_what_is_refused(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = words[
+        : next((i for i in range(0, len(words), 2) if words[i][:2] != "--"), len(words))
+    ]
+    rest = words[len(options) :]
+    result = program("quantize", *options, *([TALES] if words else []), *rest)
+    assert result.code in (1, 2)
+    assert said in result.err_lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_model_is_not_its_own_goal(program: Program, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(TALES.read_bytes())
+    result = program("quantize", model, model, "Q4_0")
+    assert (result.code, result.err_lines[0]) == (2, f"error: {model} is the model itself")
