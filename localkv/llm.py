@@ -849,6 +849,7 @@ class TextModel(LoadedModel):
         enable_thinking: bool | None = None,
         reasoning_budget: int | None = None,
         reasoning_effort: str | None = None,
+        preserve_reasoning: bool | None = None,
         prefill: str = "",
         continue_final_message: bool | str = False,
         add_generation_prompt: bool | None = None,
@@ -882,6 +883,9 @@ class TextModel(LoadedModel):
                 False where the template reads it; None and -1 set no limit.
             reasoning_effort: the variable of that name: "minimal", "low", "medium", "high", "xhigh"
                 or "max". "none" switches reasoning off, by whatever switch the template has.
+            preserve_reasoning: whether the prompt keeps the reasoning of earlier answers, where the
+                template has a variable for that (`preserve_thinking`, `clear_thinking`,
+                `truncate_history_thinking` or `drop_thinking`); None keeps it.
             prefill: the answer begins with this text, and so does the stream's (as it does with the
                 tag of a reasoning that the template opens).
             continue_final_message: the last message is the beginning of the answer, as in
@@ -914,6 +918,7 @@ class TextModel(LoadedModel):
             enable_thinking=enable_thinking,
             reasoning_budget=reasoning_budget,
             reasoning_effort=reasoning_effort,
+            preserve_reasoning=preserve_reasoning,
             prefill=prefill,
             continue_final_message=continue_final_message,
             add_generation_prompt=add_generation_prompt,

@@ -18,7 +18,7 @@ from localkv.commands.options import Panel
 from localkv.commands.parsing import WHOLE, Choice, Option, Text, Whole, distance
 from localkv.commands.texts import read_file, unescape, without_final_newline
 from localkv.errors import UsageError
-from localkv.loader.answer_tags import EFFORTS
+from localkv.loader.answer_tags import EFFORTS, PRESERVE
 from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.option_checks import unknown_name
 from localkv.sampling.params import (
@@ -178,7 +178,7 @@ def length_options() -> list[click.Parameter]:
 
 _CHAT_OPTIONS = (
     *("chat_template_kwargs", "think", "prefill", "tools"),
-    *("reasoning_budget", "reasoning_effort"),
+    *("reasoning_budget", "reasoning_effort", "reasoning_preserve"),
     *("system_prompt", "system_prompt_file", "chat_template", "chat_template_file"),
 )
 
@@ -297,6 +297,7 @@ def chat_options(panel: Panel, *, implied: str = "") -> list[click.Parameter]:
             help="How much the model reasons: none switches it off, the others are for templates "
             f"that read reasoning_effort, as gpt-oss's{implied}.",
         ),
+        reasoning_preserve_option(panel, implied),
         panel.option(
             "--prefill", metavar="TEXT", help=f"The answer begins with this text{implied}."
         ),
@@ -314,6 +315,17 @@ def chat_options(panel: Panel, *, implied: str = "") -> list[click.Parameter]:
             f'{{"reasoning_effort": "high"}}{implied}.',
         ),
     ]
+
+
+def reasoning_preserve_option(panel: Panel, implied: str = "") -> Option:
+    return panel.option(
+        "--reasoning-preserve/--no-reasoning-preserve",
+        llama_env="REASONING_PRESERVE",
+        type=bool,
+        default=None,
+        help="Keep the reasoning of earlier answers in the prompt, or leave it out, where the "
+        f"template has a switch for that{implied}. [default: keep it]",
+    )
 
 
 def uses_chat_options(values: Mapping[str, Any]) -> bool:
@@ -341,6 +353,8 @@ def chat_arguments(values: Mapping[str, Any], *, escape: bool) -> dict[str, Any]
         for number, tool in enumerate(listed):
             if not isinstance(tool, dict):
                 _refuse(f"--tools {tools}, [{number}]", "an object", tool)
+    if values["reasoning_preserve"] is not None:
+        variables.setdefault(PRESERVE, values["reasoning_preserve"])
     return {
         "template_kwargs": variables,
         "tools": listed,

@@ -11,6 +11,7 @@ import click
 import uvloop
 
 from localkv.commands.generation_options import (
+    reasoning_preserve_option,
     sampling_options,
     sampling_params,
     template_options,
@@ -87,6 +88,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         reasoning_format=values["reasoning_format"],
         reasoning_budget=values["reasoning_budget"],
         reasoning_effort=values["reasoning_effort"],
+        preserve_reasoning=values["reasoning_preserve"],
         prefills=values["prefill_assistant"],
         queue=values["queue"],
         has_metrics=values["has_metrics"],
@@ -360,6 +362,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         help="How much the model reasons, where a request does not say so: none switches it off, "
         "the others are for templates that read reasoning_effort, as gpt-oss's.",
     ),
+    reasoning_preserve_option(_SERVER),
     _SERVER.option(
         "--prefill-assistant/--no-prefill-assistant prefill_assistant",
         llama_env="PREFILL_ASSISTANT",

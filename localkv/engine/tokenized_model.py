@@ -289,6 +289,7 @@ class PromptOptions(TypedDict, total=False):
     enable_thinking: bool | None
     reasoning_budget: int | None
     reasoning_effort: str | None
+    preserve_reasoning: bool | None
     prefill: str
     continued: str
     continue_final_message: bool | str

@@ -50,6 +50,9 @@ REASONING_TAGS = (
     CHANNELS,
 )
 
+PRESERVE = "preserve_reasoning"
+"""llama.cpp's name for the variables that have a template keep the reasoning of earlier answers."""
+
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much a model reasons, in the words of OpenAI and Anthropic; templates read some of them."""
 

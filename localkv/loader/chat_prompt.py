@@ -11,6 +11,7 @@ from localkv.errors import ChatTemplateError, UsageError
 from localkv.loader.answer_tags import (
     CHANNELS,
     EFFORTS,
+    PRESERVE,
     REASONING_TAGS,
     THINK_TAGS,
     ReasoningTags,
@@ -82,6 +83,7 @@ def chat_prompt(
     enable_thinking: bool | None = None,
     reasoning_budget: int | None = None,
     reasoning_effort: str | None = None,
+    preserve_reasoning: bool | None = None,
     prefill: str = "",
     continued: str = "",
     continue_final_message: bool | str = False,
@@ -112,7 +114,7 @@ def chat_prompt(
         template, messages_for(template, messages), has_tools=bool(tools)
     )
     budget = _checked_budget(reasoning_budget)
-    variables = _variables(template, template_kwargs, enable_thinking)
+    variables = _variables(template, template_kwargs, enable_thinking, preserve_reasoning)
     switch = template.think_switch
     if reasoning_effort is not None:
         budget = _with_effort(tokenizer, template, variables, reasoning_effort, budget)
@@ -122,6 +124,7 @@ def chat_prompt(
     given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
     used = [name for name, value in given.items() if value]
     warnings = (*rearranged, *without_effect(tokenizer, template, variables, used))
+    variables = _preserving(template, variables)
     variables["tools"] = tools_for(template, tools)
     if prefill and not continued:
         messages.append({"role": "assistant", "content": prefill})
@@ -214,6 +217,7 @@ def _variables(
     template: ChatTemplate,
     template_kwargs: Mapping[str, object] | None,
     enable_thinking: bool | None,
+    preserve_reasoning: bool | None,
 ) -> dict[str, Any]:
     """The variables of a template that not every template has."""
     variables: dict[str, Any] = dict(template_kwargs or {})
@@ -222,11 +226,22 @@ def _variables(
             raise UsageError(f"template_kwargs: {name!r} is not a name")
         if name in _RESERVED:
             raise UsageError(f"template_kwargs can't have {name!r}, which every template is given")
-    if enable_thinking is not None:
-        if THINK in variables and variables[THINK] is not enable_thinking:
-            raise UsageError(f"{THINK} is {enable_thinking}, and another in template_kwargs")
-        variables[THINK] = enable_thinking
+    for name, value in ((THINK, enable_thinking), (PRESERVE, preserve_reasoning)):
+        if value is not None:
+            if variables.get(name, value) is not value:
+                raise UsageError(f"{name} is {value}, and another in template_kwargs")
+            variables[name] = value
     return _switched(template, variables)
+
+
+def _preserving(template: ChatTemplate, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with those that keep the reasoning of earlier answers, or leave it out. It is
+    kept where nothing is said, as llama.cpp has it: what the model wrote is in the cache."""
+    wanted = variables.get(PRESERVE, True)
+    if not isinstance(wanted, bool):
+        raise UsageError(f"{PRESERVE} must be true or false, not {wanted!r:.60}")
+    kept = {k: v for k, v in variables.items() if k != PRESERVE or template.reads(PRESERVE)}
+    return {**template.preserving(wanted), **kept}
 
 
 def _switched(template: ChatTemplate, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,6 +265,7 @@ def without_effect(
         used: "tools", "tool_calls" and "reasoning_budget", if there are any.
     """
     variables = _switched(template, variables)
+    is_asked = variables.pop(PRESERVE, None) is not None
     unread = [name for name in variables if not template.reads(name)]
     lines = []
     if THINK in unread:
@@ -260,6 +276,11 @@ def without_effect(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
         )
     lines += [f"the chat template does not read {name!r}, which has no effect" for name in unread]
+    if is_asked and not template.preserving(True) and not template.reads(PRESERVE):
+        lines.append(
+            "the chat template decides by itself whether the reasoning of earlier answers is kept, "
+            f"so {PRESERVE} has no effect"
+        )
     if "tools" in used and not shows_tools(template):
         lines.append("the chat template does not read tools: the model is not told of them")
     if "tool_calls" in used and not shows_calls(template):

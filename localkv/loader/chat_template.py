@@ -42,6 +42,14 @@ __all__ = [
 THINK = "enable_thinking"
 """The variable by which most templates are told whether the model reasons before it answers."""
 
+_PRESERVING = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""Variables that say whether the reasoning of earlier answers stays, and the value for "yes"."""
+
 _DEFAULT_KEY = "tokenizer.chat_template"
 _THINKING = re.compile(r"\{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b(?!\s*\.)")
 """That variable by the name that Granite 3's, DeepSeek V3.1's and Kimi K3's have for it."""
@@ -97,6 +105,15 @@ class ChatTemplate:
         if self.reads(THINK):
             return THINK
         return "thinking" if _THINKING.search(self.source) else None
+
+    def preserving(self, preserves: bool) -> dict[str, bool]:
+        """The variables by which the reasoning of earlier answers is kept, or left out.
+
+        Returns:
+            those that the template reads; none if it decides by itself.
+        """
+        read = {name: kept for name, kept in _PRESERVING.items() if self.reads(name)}
+        return {name: kept == preserves for name, kept in read.items()}
 
     def render(
         self,

@@ -85,6 +85,7 @@ class Front:
                 reasoning=self.settings.reasoning,
                 reasoning_budget=self.settings.reasoning_budget,
                 reasoning_effort=self.settings.reasoning_effort,
+                preserve_reasoning=self.settings.preserve_reasoning,
             )
             for line in self._model.warnings:
                 self.supervisor.say(f"warning: {line}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from localkv.config import Overrides
 from localkv.engine.tokenized_model import TokenizedModel
+from localkv.loader.answer_tags import PRESERVE
 from localkv.loader.chat_prompt import EFFORT, ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
@@ -48,6 +49,8 @@ class PromptModel(TokenizedModel):
         reasoning: whether the model reasons where a request says nothing, one of `REASONING`.
         reasoning_budget: most tokens of it, where a request says nothing; -1 sets no limit.
         reasoning_effort: how much it reasons, where a request says nothing; one of `EFFORTS`.
+        preserve_reasoning: whether the reasoning of earlier answers is kept, where a request says
+            nothing and the template has a switch for that; None keeps it.
 
     Attributes:
         warnings: one line for each argument that has no effect.
@@ -65,13 +68,14 @@ class PromptModel(TokenizedModel):
         reasoning: str = "auto",
         reasoning_budget: int = -1,
         reasoning_effort: str | None = None,
+        preserve_reasoning: bool | None = None,
     ) -> None:
         start_ahead()
         self.gguf = with_overrides(open_gguf(path), overrides or Overrides())
         self.tokenizer.least_tokens("")  # built now, so that no request waits for it
         self._own = None if chat_template is None else self.chat_template_from(chat_template)
         self._reasoning, self._reasoning_budget = reasoning, reasoning_budget
-        self._effort = reasoning_effort
+        self._effort, self._preserve = reasoning_effort, preserve_reasoning
         template = self.template
         self.warnings = list[str]()
         if reasoning != "auto" and template is not None and template.think_switch is None:
@@ -79,6 +83,11 @@ class PromptModel(TokenizedModel):
                 f"--reasoning {reasoning} has no effect: the chat template has no switch for it"
                 + (" (--reasoning-budget 0 ends it at once)" if reasoning == "off" else "")
             )
+
+        if preserve_reasoning is not None and not (template and template.preserving(True)):
+            flag = "--reasoning-preserve" if preserve_reasoning else "--no-reasoning-preserve"
+            self.warnings.append(f"{flag} has no effect: the chat template has no switch for it")
+            self._preserve = None
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -157,6 +166,9 @@ class PromptModel(TokenizedModel):
             options["reasoning_effort"] = self._effort_for(options)
         if options.get("enable_thinking") is None and options["reasoning_effort"] != "none":
             options["enable_thinking"] = self._thinks(options)
+        if self._preserve is not None:
+            given = options.get("template_kwargs") or {}
+            options["template_kwargs"] = {PRESERVE: self._preserve, **given}
         check = partial(self.check_length, most=most)
         return self.chat_prompt(messages, template=self._own, check=check, **options)
 

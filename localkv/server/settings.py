@@ -36,6 +36,8 @@ class ServerSettings:
         reasoning_budget: most tokens of reasoning where a request says nothing; -1 sets no limit.
         reasoning_effort: how much the model reasons where a request says nothing; None leaves it to
             the template.
+        preserve_reasoning: whether a prompt keeps the reasoning of earlier answers where a request
+            says nothing; None keeps it where the template has a switch for that.
         prefills: an assistant's message that is the last one goes on, instead of being answered.
         queue: most requests that wait while others run.
         timeout: seconds that a request may take.
@@ -68,6 +70,7 @@ class ServerSettings:
     reasoning_format: str = "auto"
     reasoning_budget: int = -1
     reasoning_effort: str | None = None
+    preserve_reasoning: bool | None = None
     prefills: bool = True
     queue: int = 256
     timeout: float = 600.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
 from localkv.loader.chat_template import THINK as THINK_SWITCH
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.server.prompts import PromptModel
 from support.family_templates import FAMILIES, Family
 from support.tiny_vocabulary import bpe_metadata
 
@@ -199,6 +201,70 @@ def test_reasoning_between_tags_is_put_in_a_channel() -> None:
     assert got.endswith(
         "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Fine."
     )
+
+
+KEEPING = (
+    ("preserve_thinking", "preserve_thinking is true"),
+    ("clear_thinking", "clear_thinking is false"),
+    ("truncate_history_thinking", "truncate_history_thinking is false"),
+    ("drop_thinking", "drop_thinking is false"),
+)
+
+
+def keeping(condition: str) -> ChatTemplate:
+    """A template that keeps all reasoning under a condition, else that after the last user."""
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content and (CONDITION or loop.last) %}"
+        "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}|{% endfor %}"
+    )
+    return ChatTemplate(source.replace("CONDITION", condition), bos_token="", eos_token="")
+
+
+REASONED = [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": "Hm"}, USER]
+
+
+@pytest.mark.parametrize(("name", "condition"), KEEPING)
+def test_reasoning_of_earlier_answers_stays_or_not(name: str, condition: str) -> None:
+    template, tokenizer = keeping(condition), TOKENIZERS["qwen3"]
+    kept = "How is it in Bern?|<think>Hm</think>Fine.|How is it in Bern?|"
+    for options, stays in (
+        ({}, True),
+        ({"preserve_reasoning": True}, True),
+        ({"preserve_reasoning": False}, False),
+        ({"template_kwargs": {"preserve_reasoning": False}}, False),
+        ({"template_kwargs": {name: name != "preserve_thinking"}}, False),
+        ({"preserve_reasoning": False, "template_kwargs": {name: name[0] == "p"}}, True),
+    ):
+        got = chat_prompt(tokenizer, template, REASONED, **options)  # type: ignore[arg-type]
+        assert got.text == (kept if stays else kept.replace("<think>Hm</think>", "")), options
+        assert got.warnings == ()
+
+
+def test_a_template_that_decides_by_itself_what_reasoning_stays() -> None:
+    template, tokenizer = keeping("false"), TOKENIZERS["qwen3"]
+    assert chat_prompt(tokenizer, template, REASONED).warnings == ()
+    for value in (True, False):
+        got = chat_prompt(tokenizer, template, REASONED, preserve_reasoning=value)
+        assert "preserve_reasoning has no effect" in got.warnings[0]
+    with pytest.raises(UsageError, match="preserve_reasoning must be true or false, not 'no'"):
+        chat_prompt(tokenizer, template, REASONED, template_kwargs={"preserve_reasoning": "no"})
+
+
+def test_a_server_says_what_reasoning_stays_where_a_request_does_not(tiny_model: Path) -> None:
+    source = keeping("preserve_thinking is true").source
+    for preserves, kwargs, stays in (
+        (None, {}, True),
+        (False, {}, False),
+        (False, {"preserve_reasoning": True}, True),
+        (True, {"preserve_thinking": False}, False),
+    ):
+        model = PromptModel(tiny_model, chat_template=source, preserve_reasoning=preserves)
+        got = model.conversation(REASONED, template_kwargs=kwargs)
+        assert ("<think>" in got.text) == stays
+        assert (model.warnings, got.warnings) == ([], ())
+    model = PromptModel(tiny_model, chat_template="{{ messages }}", preserve_reasoning=False)
+    assert "--no-reasoning-preserve has no effect" in model.warnings[0]
+    assert model.conversation(REASONED).warnings == ()
 
 
 def test_other_variables() -> None:

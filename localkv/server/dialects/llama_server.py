@@ -574,6 +574,7 @@ async def props(front: Front, request: Request) -> Response:
         "chat_template_caps": {
             "supports_tools": template is not None and template.takes_tools,
             "supports_tool_calls": template is not None and template.reads("tool_calls"),
+            "supports_preserve_reasoning": bool(template and template.preserving(True)),
         },
         "bos_token": text_of(tokenizer.bos_id),
         "eos_token": text_of(tokenizer.eos_id),
