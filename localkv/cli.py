@@ -40,6 +40,7 @@ COMMANDS = {
     "show": ("localkv.commands.show", "Show what is in a model file."),
     "tokenize": ("localkv.commands.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.commands.tokenize", "Turn token ids into text."),
+    "convert": ("localkv.commands.convert", "Make a GGUF file of a Hugging Face checkpoint."),
     "pull": ("localkv.commands.local_models", "Fetch a model from Hugging Face."),
     "list": ("localkv.commands.local_models:list_models", "List the models on this machine."),
     "rm": ("localkv.commands.local_models", "Delete a fetched model."),

@@ -1,7 +1,8 @@
 """Architectures: a file per family turns a model file's facts into a `ModelSpec`.
 
 A new architecture is a function in a family's file and an entry in `FAMILIES`. A family's file is
-imported when a model of that family is read.
+imported when a model of that family is read. Its `CHECKPOINTS` say how Hugging Face's checkpoints
+become such files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from localkv.arch.checkpoint import Checkpoint
     from localkv.arch.facts import Facts
     from localkv.arch.spec import ModelSpec
 
@@ -160,3 +162,16 @@ ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {
     for architecture, function in functions.items()
 }
 """What makes the specification of each architecture."""
+
+
+def checkpoints() -> dict[str, Checkpoint]:
+    """The tables of all families, by transformers' classes of models."""
+    found: dict[str, Checkpoint] = {}
+    for family in FAMILIES:
+        found |= getattr(import_module(f"{__name__}.{family}"), "CHECKPOINTS", {})
+    return found
+
+
+def checkpoint_of(class_name: str) -> Checkpoint | None:
+    """How checkpoints of a class are converted; None if nobody knows."""
+    return checkpoints().get(class_name)

@@ -11,6 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    Checkpoint,
+    Config,
+    Keys,
+    Named,
+    Weight,
+    common_keys,
+    with_one_added,
+)
 from localkv.arch.experts import dense, experts
 from localkv.arch.facts import Facts
 from localkv.arch.spec import (
@@ -224,3 +233,109 @@ def neo_bert(facts: Facts) -> ModelSpec:
 
 def llama_embed(facts: Facts) -> ModelSpec:
     return _llama_like(facts, interleaved=True, divisors=True)
+
+
+def _labels(config: Config) -> list[str]:
+    """Names of classes; none for a head without names, as transformers writes them."""
+    names = [name for _, name in sorted(config.table("id2label").items())]
+    if len(names) == 2 and names[0] == "LABEL_0":
+        return []
+    return names
+
+
+def _encoder_keys(config: Config) -> Keys:
+    keys = common_keys(config) | {"attention.causal": False}
+    if labels := _labels(config):
+        keys["classifier.output_labels"] = labels
+    return keys
+
+
+def _bert_weights(config: Config, name: str, weight: Weight) -> Named:
+    """A head with names of classes is one matrix."""
+    if name.startswith("classifier.") and _labels(config) and name.count(".") == 1:
+        name = name.replace("classifier.", "classifier.out_proj.")
+    yield name, weight
+
+
+def _offset(config: Config) -> int:
+    """The first position of RoBERTa, after those that stand for padding."""
+    return 1 + config.integer("pad_token_id") if config.has("pad_token_id") else 0
+
+
+def _roberta_keys(config: Config) -> Keys:
+    n_positions = config.integer("max_position_embeddings") - _offset(config)
+    return _encoder_keys(config) | {"context_length": n_positions}
+
+
+def _roberta_weights(config: Config, name: str, weight: Weight) -> Named:
+    if name == "embeddings.position_embeddings.weight":
+        weight = weight.rows(range(_offset(config), weight.shape[0]))
+    yield from _bert_weights(config, name, weight)
+
+
+def _modern_keys(config: Config) -> Keys:
+    keys = _encoder_keys(config) | {
+        "attention.sliding_window": config.integer("local_attention", "sliding_window"),
+        "rope.scaling.type": "none",
+        "vocab_size": config.integer("vocab_size"),
+    }
+    if config.has("norm_eps"):
+        keys["attention.layer_norm_epsilon"] = config.number("norm_eps")
+    period = config.integer("global_attn_every_n_layers", default=MODERN_PERIOD)
+    if config.has("layer_types"):
+        seen = config.has_window
+        period = [*seen, False].index(False, 1)
+        if seen != [i % period != 0 for i in range(config.n_layers)]:
+            raise ModelFileError("config.json: layers without a window aren't at equal distances")
+    if config.has("global_attn_every_n_layers") or period != MODERN_PERIOD:
+        keys["attention.sliding_window_pattern"] = period
+    if config.has("hidden_activation"):
+        keys["hidden_activation"] = config.string("hidden_activation")
+    if config.has("classifier_pooling"):
+        keys["classifier.pooling_type"] = {"cls": CLS, "mean": MEAN}.get(
+            config.string("classifier_pooling"), 0
+        )
+    return keys
+
+
+def _gemma_keys(config: Config) -> Keys:
+    """The window is as wide as in the file; transformers halves it, since both sides see."""
+    keys = {"attention.key_length": 256, **common_keys(config)}
+    keys["attention.value_length"] = keys["attention.key_length"]
+    return keys | {"attention.sliding_window": config.integer("sliding_window")}
+
+
+_BERT_NAMES = {r"^bert\.": "", r"\.gamma$": ".weight", r"\.beta$": ".bias"}
+_NOT_ENCODING = ("embeddings.position_ids", "pooler.", "cls.", "lm_head.", "decoder.")
+_BERT = Checkpoint(
+    "bert", keys=_encoder_keys, weights=_bert_weights, renamed=_BERT_NAMES, left_out=_NOT_ENCODING
+)
+_ROBERTA = replace(_BERT, keys=_roberta_keys, weights=_roberta_weights, renamed={r"^roberta\.": ""})
+_MODERN = Checkpoint(
+    "modern-bert",
+    keys=_modern_keys,
+    weights=_bert_weights,
+    vocabulary=lambda config: {"add_bos_token": True, "add_eos_token": True},
+    renamed={r"^model\.": ""},
+    left_out=("decoder.",),
+)
+
+
+CHECKPOINTS = {
+    "BertModel": _BERT,
+    "BertForMaskedLM": _BERT,
+    "BertForSequenceClassification": _BERT,
+    "RobertaModel": _ROBERTA,
+    "RobertaForSequenceClassification": _ROBERTA,
+    "XLMRobertaModel": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _ROBERTA,
+    "ModernBertModel": _MODERN,
+    "ModernBertForMaskedLM": _MODERN,
+    "ModernBertForSequenceClassification": _MODERN,
+    "Gemma3TextModel": Checkpoint(
+        "gemma-embedding",
+        keys=_gemma_keys,
+        weights=with_one_added,
+        vocabulary=lambda config: {"add_space_prefix": False},
+    ),
+}

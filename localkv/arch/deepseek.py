@@ -9,6 +9,16 @@ import math
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    GATING,
+    Checkpoint,
+    Config,
+    Keys,
+    Named,
+    Weight,
+    moe_keys,
+    with_split_experts,
+)
 from localkv.arch.experts import (
     dense,
     expert_width,
@@ -144,3 +154,54 @@ def plm(facts: Facts) -> ModelSpec:
     rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
     mlp = plain.mlp(facts, "relu2", gated=False)
     return plain.model(facts, plain.layer(facts, attention(facts, rope), mlp))
+
+
+def _checkpoint_keys(config: Config) -> Keys:
+    """Attention over latents is one of many queries to one key."""
+    latent, n_rope = config.integer("kv_lora_rank", default=512), config.integer("qk_rope_head_dim")
+    has_experts = config.has("n_routed_experts")
+    keys: Keys = {
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "leading_dense_block_count": 0 if has_experts else config.n_layers,
+        "expert_shared_count": 0,
+        "expert_feed_forward_length": config.integer("moe_intermediate_size", "intermediate_size"),
+        **moe_keys(config),
+        "attention.head_count_kv": 1,
+        "vocab_size": config.integer("vocab_size"),
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + n_rope,
+        "attention.value_length": latent,
+        "attention.key_length_mla": config.integer("qk_nope_head_dim") + n_rope,
+        "attention.value_length_mla": config.integer("v_head_dim"),
+        "rope.dimension_count": n_rope,
+    }
+    if config.has("q_lora_rank"):
+        keys["attention.q_lora_rank"] = config.integer("q_lora_rank")
+    if config.full_rope.has("mscale_all_dim"):
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * config.full_rope.number("mscale_all_dim")
+    return keys
+
+
+def _v3_keys(config: Config) -> Keys:
+    """Its experts are always chosen by sigmoids."""
+    return {"expert_gating_func": GATING["sigmoid"], **_checkpoint_keys(config)}
+
+
+def _weights(config: Config, name: str, weight: Weight) -> Named:
+    """The projection from latents in two: of keys, the other way round, and of values."""
+    if name == "lm_head.weight" and config.flag("tie_word_embeddings"):
+        return
+    if not name.endswith("kv_b_proj.weight"):
+        yield from with_split_experts(config, name, weight)
+        return
+    n_nope, n_value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
+    base = name.removesuffix("kv_b_proj.weight")
+    heads = weight.reshaped((config.n_kv_heads, n_nope + n_value, weight.shape[-1]))
+    yield f"{base}k_b_proj.weight", heads.rows(range(n_nope)).transposed()
+    yield f"{base}v_b_proj.weight", heads.rows(range(n_nope, n_nope + n_value))
+
+
+CHECKPOINTS = {
+    "DeepseekV2ForCausalLM": Checkpoint("deepseek2", keys=_checkpoint_keys, weights=_weights),
+    "DeepseekV3ForCausalLM": Checkpoint("deepseek2", keys=_v3_keys, weights=_weights),
+}

@@ -5,10 +5,20 @@ After the files of llama.cpp's `src/models/` that bear the architectures' names.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from localkv.arch import plain
-from localkv.arch.facts import Facts
+from localkv.arch.checkpoint import (
+    Checkpoint,
+    Config,
+    Keys,
+    common_keys,
+    rope_dimensions,
+    with_neighbours,
+)
+from localkv.arch.facts import LONG_FACTORS, SHORT_FACTORS, Facts
 from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, XieluParams
 from localkv.arch.windows import layers_with_windows, window_rope, windows, with_window
 from localkv.errors import ModelFileError
@@ -226,3 +236,94 @@ def spark(facts: Facts) -> ModelSpec:
         rope = window_rope(facts, attention.rope)
         layers.append(with_window(layer, size, rope) if size else layer)
     return plain.model(facts, layers)
+
+
+def _phi3_keys(config: Config) -> Keys:
+    """A window of 0 tells Phi 4 from Phi 3."""
+    rope = config.full_rope
+    trained = config.integer("max_position_embeddings", "n_positions")
+    original = rope.integer("original_max_position_embeddings", default=trained)
+    keys = common_keys(config)
+    for name in ("rope.scaling.type", "attention.key_length", "attention.value_length"):
+        keys.pop(name, None)
+    keys |= {
+        "rope.scaling.original_context_length": original,
+        "rope.dimension_count": rope_dimensions(config),
+        "attention.sliding_window": config.integer("sliding_window", default=0),
+    }
+    if rope.has("long_factor"):
+        scale = trained / original
+        is_yarn = rope.string("rope_type") == "yarn"
+        grown = 0.1 * math.log(max(scale, 1.0)) + 1.0
+        if not is_yarn:
+            grown = math.sqrt(1 + math.log(max(scale, 1.0)) / math.log(original))
+        keys["rope.scaling.attn_factor"] = grown
+    return keys
+
+
+def _long_factors(config: Config) -> dict[str, Sequence[float]]:
+    """LongRoPE's divisors, for a long context and for a short one."""
+    rope = config.full_rope
+    if not rope.has("long_factor"):
+        return {}
+    factors = dict[str, Sequence[float]]()
+    for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
+        values = rope.get(name)
+        if not isinstance(values, list) or len(values) != rope_dimensions(config) // 2:
+            raise ModelFileError(f"config.json: {name} has no factor for each pair of channels")
+        factors[tensor] = [Config({name: value}).number(name) for value in values]
+    return factors
+
+
+def _olmo2_keys(config: Config) -> Keys:
+    keys = common_keys(config)
+    if config.has("sliding_window"):
+        keys["attention.sliding_window"] = config.integer("sliding_window")
+        keys["attention.sliding_window_pattern"] = config.has_window
+    return keys
+
+
+def _olmo_keys(config: Config) -> Keys:
+    keys = common_keys(config) | {"attention.layer_norm_epsilon": 1e-5}
+    if config.has("clip_qkv"):
+        keys[plain.CLAMP] = config.number("clip_qkv")
+    return keys
+
+
+_GLM_SPECIAL = {
+    "eos": "<|endoftext|>",
+    "eot": "<|user|>",
+    "unk": "<|endoftext|>",
+    "bos": "<|endoftext|>",
+}
+
+
+def _glm4_keys(config: Config) -> Keys:
+    return common_keys(config) | {"rope.dimension_count": rope_dimensions(config, 0.5)}
+
+
+def _phi2_keys(config: Config) -> Keys:
+    n_embd, n_heads = config.integer("hidden_size", "n_embd"), config.n_heads
+    share = config.full_rope.number("partial_rotary_factor")
+    return {
+        "context_length": config.integer("n_positions", "max_position_embeddings"),
+        "embedding_length": n_embd,
+        "feed_forward_length": 4 * n_embd,
+        "block_count": config.n_layers,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_heads,
+        "attention.layer_norm_epsilon": config.number("layer_norm_epsilon", "layer_norm_eps"),
+        "rope.dimension_count": int(share * n_embd) // n_heads,
+    }
+
+
+CHECKPOINTS = {
+    "Phi3ForCausalLM": Checkpoint("phi3", keys=_phi3_keys, added=_long_factors),
+    "Olmo2ForCausalLM": Checkpoint("olmo2", keys=_olmo2_keys),
+    "Olmo3ForCausalLM": Checkpoint("olmo2", keys=_olmo2_keys),
+    "OlmoForCausalLM": Checkpoint("olmo", keys=_olmo_keys, weights=with_neighbours),
+    "Glm4ForCausalLM": Checkpoint("glm4", keys=_glm4_keys, special=_GLM_SPECIAL),
+    "PhiForCausalLM": Checkpoint(
+        "phi2", keys=_phi2_keys, vocabulary=lambda config: {"add_bos_token": False}
+    ),
+}

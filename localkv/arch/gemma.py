@@ -15,6 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    Checkpoint,
+    Config,
+    Keys,
+    Named,
+    Weight,
+    common_keys,
+    with_one_added,
+)
 from localkv.arch.experts import experts
 from localkv.arch.facts import ROPE_FREQS, Facts
 from localkv.arch.spec import (
@@ -299,3 +308,150 @@ def _sparsities(facts: Facts) -> list[float]:
     if len(values) != n_layers:
         raise ModelFileError(f"key {key!r} has {len(values)} items for {n_layers} layers")
     return [0.0 if value == -math.inf else value for value in values]
+
+
+def _gemma_keys(config: Config) -> Keys:
+    """Gemma 1 and 2."""
+    keys = common_keys(config)
+    for name in ("rope.freq_base", "attention.causal"):
+        keys.pop(name, None)
+    keys.setdefault("attention.head_count_kv", config.n_kv_heads)
+    return keys
+
+
+def _gemma2_keys(config: Config) -> Keys:
+    return _gemma_keys(config) | {
+        "attn_logit_softcapping": config.number("attn_logit_softcapping"),
+        "final_logit_softcapping": config.number("final_logit_softcapping"),
+        "attention.sliding_window": config.integer("sliding_window"),
+    }
+
+
+def _gemma3_keys(config: Config) -> Keys:
+    """The configurations of large models leave out what is as usual."""
+    head_dim = config.integer("head_dim", default=256)
+    keys: Keys = {
+        "context_length": 131072,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1_000_000.0,
+        **common_keys(config),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+    }
+    if config.get("attn_logit_softcapping"):
+        raise ModelFileError("a Gemma 3 whose attention has a softcap is not supported")
+    if config.get("final_logit_softcapping"):
+        keys["final_logit_softcapping"] = config.number("final_logit_softcapping")
+    if config.get("sliding_window_pattern") != 1:
+        keys["attention.sliding_window"] = config.integer("sliding_window")
+    return keys
+
+
+def no_space(config: Config) -> dict[str, bool]:
+    return {"add_space_prefix": False}
+
+
+def _of_full_layers(config: Config, name: str, global_name: str) -> int:
+    """A size of the layers that see everything; 0 if none is said. Newer configurations have it in
+    a table of layers that differ."""
+    if config.has(global_name):
+        return config.integer(global_name)
+    layers = config.table("per_layer_config")
+    for i, has_window in enumerate(config.has_window):
+        part = layers.get(str(i))
+        if not has_window and isinstance(part, dict) and name in part:
+            return Config(part).integer(name)
+    return 0
+
+
+def _gemma4_keys(config: Config) -> Keys:
+    """Layers that see everything have wider heads, and may have other KV heads."""
+    n_shared, seen = config.integer("num_kv_shared_layers", default=0), config.has_window
+    n_layers, head_dim = config.n_layers, config.integer("head_dim")
+    full_dim = _of_full_layers(config, "head_dim", "global_head_dim") or head_dim
+    keys = _gemma3_keys(config) | {
+        "attention.shared_kv_layers": n_shared,
+        "embedding_length_per_layer_input": config.integer(
+            "hidden_size_per_layer_input", default=0
+        ),
+        "attention.sliding_window_pattern": seen,
+        "attention.key_length": full_dim,
+        "attention.value_length": full_dim,
+        "attention.key_length_swa": head_dim,
+        "attention.value_length_swa": head_dim,
+        "rope.dimension_count": full_dim,
+        "rope.dimension_count_swa": int(
+            head_dim
+            * Config(config.rope.get("sliding_attention") or {}).number(
+                "partial_rotary_factor", default=1.0
+            )
+        ),
+    }
+    if config.get("expert_intermediate_size", "moe_intermediate_size") is not None:
+        keys["expert_feed_forward_length"] = config.integer(
+            "expert_intermediate_size", "moe_intermediate_size"
+        )
+    if config.flag("use_double_wide_mlp"):
+        width = config.integer("intermediate_size")
+        keys["feed_forward_length"] = [
+            width if i < n_layers - n_shared else 2 * width for i in range(n_layers)
+        ]
+    if n_full := _of_full_layers(config, "num_key_value_heads", "num_global_key_value_heads"):
+        keys["attention.head_count_kv"] = [config.n_kv_heads if swa else n_full for swa in seen]
+    return keys
+
+
+def _gemma4_divisors(config: Config) -> dict[str, Sequence[float]]:
+    """Channels that don't rotate in layers that see everything have an endless period."""
+    head_dim = _of_full_layers(config, "head_dim", "global_head_dim")
+    half = (head_dim or config.integer("head_dim")) // 2
+    turning = int(2 * half * config.full_rope.number("partial_rotary_factor", default=1.0) / 2)
+    return {ROPE_FREQS: [1.0] * turning + [1e30] * (half - turning)}
+
+
+def _gemma4_weights(config: Config, name: str, weight: Weight) -> Named:
+    block = name.removeprefix("model.").removeprefix("layers.").partition(".")[0]
+    if name.endswith(".router.scale"):
+        yield f"blk.{block}.ffn_gate_inp.scale", weight
+    elif name.endswith(".router.per_expert_scale"):
+        yield f"blk.{block}.ffn_down_exps.scale", weight
+    elif name.endswith((".per_dim_scale", ".layer_scalar", "_proj")):
+        yield f"{name}.weight", weight
+    else:
+        yield name, weight
+
+
+CHECKPOINTS = {
+    "GemmaForCausalLM": Checkpoint(
+        "gemma",
+        keys=_gemma_keys,
+        weights=with_one_added,
+        vocabulary=no_space,
+        left_out=("lm_head.",),
+    ),
+    "Gemma2ForCausalLM": Checkpoint(
+        "gemma2",
+        keys=_gemma2_keys,
+        weights=with_one_added,
+        vocabulary=no_space,
+        left_out=("lm_head.",),
+    ),
+    "Gemma3ForCausalLM": Checkpoint(
+        "gemma3", keys=_gemma3_keys, weights=with_one_added, vocabulary=no_space
+    ),
+    "Gemma3ForConditionalGeneration": Checkpoint(
+        "gemma3", keys=_gemma3_keys, weights=with_one_added, vocabulary=no_space
+    ),
+    **{
+        name: Checkpoint(
+            "gemma4",
+            keys=_gemma4_keys,
+            weights=_gemma4_weights,
+            added=_gemma4_divisors,
+            vocabulary=lambda config: {"add_space_prefix": False, "add_bos_token": True},
+        )
+        for name in ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+    },
+}

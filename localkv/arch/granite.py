@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import Config, Keys, Named, Weight, with_neighbours
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
+from localkv.arch.llama import LLAMA, llama_keys
 from localkv.arch.spec import AttentionParams, AttentionSpec, LayerSpec, ModelSpec
 from localkv.arch.windows import windows, with_window
 
@@ -75,3 +77,52 @@ def minicpm(facts: Facts) -> ModelSpec:
     spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
     layer = residual(facts, plain.layer(facts, spec, plain.mlp(facts)))
     return plain.model(facts, layer, **scales(facts))
+
+
+_FACTORS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def granite_keys(config: Config) -> Keys:
+    """A Llama's; heads are as wide as the embedding leaves them."""
+    config = Config({**config.values, "head_dim": None})
+    keys = llama_keys(config)
+    return keys | {key: config.number(name) for key, name in _FACTORS.items() if config.has(name)}
+
+
+def _moe_keys(config: Config) -> Keys:
+    keys = granite_keys(config)
+    if config.get("shared_intermediate_size"):
+        keys["expert_shared_feed_forward_length"] = config.integer("shared_intermediate_size")
+    return keys
+
+
+def _moe_weights(config: Config, name: str, weight: Weight) -> Named:
+    """Gates and what they gate are in one matrix; without experts the shared one is the block."""
+    suffix = "exps"
+    if ".shared_mlp." in name:
+        suffix = "shexp" if config.get("num_local_experts") else ""
+    block = name.removeprefix("model.layers.").partition(".")[0]
+    part = f"_{suffix}" if suffix else ""
+    if name.endswith(".input_linear.weight"):
+        half = weight.shape[-2] // 2
+        yield f"blk.{block}.ffn_gate{part}.weight", weight.rows(range(half))
+        yield f"blk.{block}.ffn_up{part}.weight", weight.rows(range(half, 2 * half))
+    elif name.endswith("mlp.output_linear.weight") and not suffix:
+        yield f"blk.{block}.ffn_down.weight", weight
+    else:
+        yield from with_neighbours(config, name, weight)
+
+
+_MOE = replace(LLAMA, architecture="granitemoe", keys=_moe_keys, weights=_moe_weights)
+
+
+CHECKPOINTS = {
+    "GraniteForCausalLM": replace(LLAMA, architecture="granite", keys=granite_keys),
+    "GraniteMoeForCausalLM": _MOE,
+    "GraniteMoeSharedForCausalLM": _MOE,
+}

@@ -8,6 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    Checkpoint,
+    Config,
+    Keys,
+    common_keys,
+    llama3_divisors,
+    with_neighbours,
+)
 from localkv.arch.experts import expert_width, experts, leading_dense, with_dense
 from localkv.arch.facts import Facts
 from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec, Temperature
@@ -183,3 +191,52 @@ def _with_chunk(facts: Facts, layer: LayerSpec, in_chunks: bool, is_rotated: boo
     elif in_chunks and attention.rope is not None:
         attention = replace(attention, rope=window_rope(facts, attention.rope))
     return replace(layer, mixer=replace(attention, params=params))
+
+
+def llama_keys(config: Config) -> Keys:
+    n_vocab = config.integer("vocab_size")
+    return common_keys(config) | {"vocab_size": n_vocab, "rope.dimension_count": config.head_dim}
+
+
+STARCODER_VOCABULARY = 49152
+"""The size of StarCoder's vocabulary, whose models (Granite, SmolLM) know no BOS."""
+
+
+def _llama_vocabulary(config: Config) -> dict[str, bool]:
+    if config.integer("vocab_size") == STARCODER_VOCABULARY:
+        return {"add_bos_token": False}
+    return {}
+
+
+_MIXTRAL = {r"^model\.(layers\.\d+\.)block_sparse_moe\.": r"\1feed_forward."}
+LLAMA = Checkpoint(
+    "llama",
+    keys=llama_keys,
+    weights=with_neighbours,
+    added=llama3_divisors,
+    vocabulary=_llama_vocabulary,
+)
+
+
+def _mistral3_keys(config: Config) -> Keys:
+    """Ministral 3 is stretched by YaRN, and its q grows with the position."""
+    keys, rope = llama_keys(config), config.full_rope
+    if rope.has("mscale_all_dim"):
+        keys["rope.scaling.yarn_log_multiplier"] = rope.number("mscale_all_dim")
+    if rope.has("llama_4_scaling_beta"):
+        keys["attention.temperature_scale"] = rope.number("llama_4_scaling_beta")
+    return keys
+
+
+CHECKPOINTS = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "MixtralForCausalLM": replace(LLAMA, renamed=_MIXTRAL),
+    "SmolLM3ForCausalLM": replace(LLAMA, architecture="smollm3"),
+    "ArceeForCausalLM": replace(LLAMA, architecture="arcee"),
+    "SeedOssForCausalLM": Checkpoint("seed_oss"),
+    "Ministral3ForCausalLM": replace(LLAMA, architecture="mistral3", keys=_mistral3_keys),
+    "Mistral3ForConditionalGeneration": replace(
+        LLAMA, architecture="mistral3", keys=_mistral3_keys
+    ),
+}

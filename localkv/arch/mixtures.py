@@ -13,6 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    GATING,
+    Checkpoint,
+    Config,
+    Keys,
+    Named,
+    Weight,
+    common_keys,
+    moe_keys,
+    rope_dimensions,
+    with_split_experts,
+)
 from localkv.arch.experts import (
     expert_width,
     experts,
@@ -488,3 +500,64 @@ def maple(facts: Facts) -> ModelSpec:
         layer = plain.layer(facts, attention, experts(facts, limit=limit, limits_gate=True))
         layers.append(with_window(layer, size, rope) if size else _unrotated(layer))
     return plain.model(facts, layers)
+
+
+_GLM_SPECIAL = {
+    "bos": "[gMASK]",
+    "eot": "<|user|>",
+    "unk": "<|endoftext|>",
+    "eom": "<|observation|>",
+}
+
+
+def _glm_keys(config: Config) -> Keys:
+    return moe_keys(config) | {
+        "rope.dimension_count": rope_dimensions(config, 0.5),
+        "expert_gating_func": GATING["sigmoid"],
+        "expert_weights_norm": config.flag("norm_topk_prob"),
+    }
+
+
+def _gpt_oss_keys(config: Config) -> Keys:
+    width = config.integer("intermediate_size")
+    return common_keys(config) | {
+        "attention.sliding_window": config.integer("sliding_window"),
+        "expert_feed_forward_length": width,
+    }
+
+
+def _gpt_oss_weights(config: Config, name: str, weight: Weight) -> Named:
+    """Gates stand in every second column or row; matrices that aren't packed are transposed."""
+    if name.endswith(".sinks"):
+        name += ".weight"
+    base, _, part = name.rpartition(".")
+    if part == "gate_up_proj_bias":
+        for i, kind in enumerate(("gate", "up")):
+            yield f"{base}.{kind}_proj.bias", weight.columns(range(i, weight.shape[-1], 2))
+    elif part in ("gate_up_proj", "gate_up_proj_blocks"):
+        weight = weight if part.endswith("_blocks") else weight.transposed()
+        for i, kind in enumerate(("gate", "up")):
+            yield f"{base}.{kind}_proj.weight", weight.rows(range(i, weight.shape[-2], 2))
+    elif part in ("down_proj", "down_proj_blocks") and base.endswith(".experts"):
+        weight = weight if part.endswith("_blocks") else weight.transposed()
+        yield f"{base}.down_proj.weight", weight
+    else:
+        yield name.replace("down_proj_bias", "down_proj.bias"), weight
+
+
+def _olmoe_keys(config: Config) -> Keys:
+    return common_keys(config) | {"attention.layer_norm_rms_epsilon": 1e-5}
+
+
+CHECKPOINTS = {
+    "Glm4MoeForCausalLM": Checkpoint(
+        "glm4moe",
+        keys=_glm_keys,
+        weights=with_split_experts,
+        special=_GLM_SPECIAL,
+        pre_tokenizer="glm4",
+        predicts=True,
+    ),
+    "GptOssForCausalLM": Checkpoint("gpt-oss", keys=_gpt_oss_keys, weights=_gpt_oss_weights),
+    "OlmoeForCausalLM": Checkpoint("olmoe", keys=_olmoe_keys, weights=with_split_experts),
+}

@@ -8,8 +8,19 @@ After llama.cpp's `src/models/qwen2.cpp` and its kin, `qwen3next.cpp`, `qwen35.c
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from localkv.arch import plain
+from localkv.arch.checkpoint import (
+    Checkpoint,
+    Config,
+    Keys,
+    Named,
+    Weight,
+    moe_keys,
+    rope_dimensions,
+    with_split_experts,
+)
 from localkv.arch.experts import expert_width, experts
 from localkv.arch.facts import Facts
 from localkv.arch.spec import (
@@ -146,3 +157,150 @@ def qwen35moe(facts: Facts) -> ModelSpec:
 
 def qwen3next(facts: Facts) -> ModelSpec:
     return _hybrid(facts, _gated_experts(facts), heads_in_turn=False)
+
+
+def _moe_keys(config: Config) -> Keys:
+    """The softmax of the experts is normed, or not, by the architecture."""
+    keys = moe_keys(config)
+    keys.pop("expert_weights_norm", None)
+    return keys
+
+
+def _checked_keys(config: Config, *, normed: bool) -> Keys:
+    """Keys of an architecture that norms the weights of a token's experts, or doesn't.
+
+    Raises:
+        ModelFileError: the checkpoint wants the other.
+    """
+    if config.flag("norm_topk_prob", default=normed) != normed:
+        value = str(not normed).lower()
+        raise ModelFileError(f"config.json: norm_topk_prob is {value}, which files can't say")
+    return _moe_keys(config)
+
+
+def _hybrid_keys(config: Config) -> Keys:
+    """Qwen3-Next's and Qwen 3.5's; a quarter of a head's channels rotates."""
+    n_values = config.integer("linear_num_value_heads")
+    keys = _moe_keys(config) | {
+        "ssm.conv_kernel": config.integer("linear_conv_kernel_dim"),
+        "ssm.state_size": config.integer("linear_key_head_dim"),
+        "ssm.group_count": config.integer("linear_num_key_heads"),
+        "ssm.time_step_rank": n_values,
+        "ssm.inner_size": config.integer("linear_value_head_dim") * n_values,
+        "full_attention_interval": config.integer(
+            "full_attention_interval", default=ATTENDING_INTERVAL
+        ),
+        "rope.dimension_count": rope_dimensions(config, 0.25),
+    }
+    if config.has("layer_types"):
+        recurrent = [kind == "linear_attention" for kind in config.layer_types]
+        keys["attention.recurrent_layers"] = recurrent + [False] * config.n_predicting
+    return keys
+
+
+SECTIONS = [11, 11, 10, 0]
+"""Pairs of channels of Qwen 3.5 that turn by time, height and width."""
+
+
+def _qwen35_keys(config: Config) -> Keys:
+    return {"rope.dimension_sections": SECTIONS, **_hybrid_keys(config)}
+
+
+_PREDICTING = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+
+
+def _of_layers(config: Config, name: str) -> str:
+    """A tensor's name, where the block that predicts is one after the layers."""
+    name = name.removeprefix("model.") if name.startswith("model.mtp.") else name
+    parts = name.split(".", 3)
+    if parts[:2] == ["mtp", "layers"] and len(parts) == 4 and parts[2].isdecimal():
+        return f"model.layers.{config.n_layers + int(parts[2])}.{parts[3]}"
+    if parts[0] == "mtp" and len(parts) == 3 and parts[1] in _PREDICTING:
+        return f"model.layers.{config.n_layers}.{_PREDICTING[parts[1]]}.{parts[2]}"
+    return name
+
+
+def _hybrid_weights(config: Config, name: str, weight: Weight) -> Named:
+    """Decays as they are used, norms with their 1, and q, k and v of all heads side by side."""
+    name = _of_layers(config, name)
+    if name.endswith(".A_log"):
+        weight = weight.as_decay()
+    elif name.endswith(".dt_bias"):
+        name = name.removesuffix(".dt_bias") + ".dt_proj.bias"
+    elif ".conv1d." in name:
+        weight = weight.reshaped((weight.shape[0], weight.shape[-1]))
+    elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        weight = weight.plus(1.0)
+    if not name.endswith(".in_proj_qkvz.weight"):
+        yield from with_split_experts(config, name, weight)
+        return
+    size, value_size = (
+        config.integer("linear_key_head_dim"),
+        config.integer("linear_value_head_dim"),
+    )
+    n_keys = config.integer("linear_num_key_heads")
+    width = config.integer("linear_num_value_heads") // n_keys * value_size
+    sizes = (size, size, width, width)
+    parts: list[list[int]] = [[], [], [], []]
+    for head in range(n_keys):
+        start = head * sum(sizes)
+        for part, n in zip(parts, sizes, strict=True):
+            part += range(start, start + n)
+            start += n
+    base = name.removesuffix("in_proj_qkvz.weight")
+    yield f"{base}in_proj_qkv.weight", weight.rows(parts[0] + parts[1] + parts[2])
+    yield f"{base}in_proj_z.weight", weight.rows(parts[3])
+
+
+def _in_turn(config: Config, size: int, offset: int = 0) -> list[int]:
+    """The order in which value heads stand whose key heads are 0, 1, ..., 0, 1, ...: checkpoints
+    have all heads of a key head together. What is before `offset` stays."""
+    n_keys = config.integer("linear_num_key_heads")
+    n_each = config.integer("linear_num_value_heads") // n_keys
+    heads = [key * n_each + i for i in range(n_each) for key in range(n_keys)]
+    return [*range(offset), *(offset + head * size + i for head in heads for i in range(size))]
+
+
+def _qwen35_weights(config: Config, name: str, weight: Weight) -> Named:
+    """Value heads in the order of `_in_turn`."""
+    if "linear_attn." in name:
+        size = config.integer("linear_value_head_dim")
+        n_qk = 2 * config.integer("linear_key_head_dim") * config.integer("linear_num_key_heads")
+        part = name.partition("linear_attn.")[2]
+        if part.startswith(("in_proj_qkv.", "conv1d.")):
+            weight = weight.reshaped((weight.shape[0], weight.shape[-1]))
+            weight = weight.rows(_in_turn(config, size, n_qk))
+        elif part.startswith("in_proj_z."):
+            weight = weight.rows(_in_turn(config, size))
+        elif part.startswith(("in_proj_a.", "in_proj_b.", "A_log", "dt_bias")):
+            weight = weight.rows(_in_turn(config, 1))
+        elif part.startswith("out_proj."):
+            weight = weight.columns(_in_turn(config, size))
+    yield from _hybrid_weights(config, name, weight)
+
+
+CHECKPOINTS = {
+    "Qwen2ForCausalLM": Checkpoint("qwen2"),
+    "Qwen2MoeForCausalLM": Checkpoint(
+        "qwen2moe", keys=partial(_checked_keys, normed=False), weights=with_split_experts
+    ),
+    "Qwen3ForCausalLM": Checkpoint("qwen3"),
+    "Qwen3MoeForCausalLM": Checkpoint(
+        "qwen3moe", keys=partial(_checked_keys, normed=True), weights=with_split_experts
+    ),
+    "Qwen3NextForCausalLM": Checkpoint(
+        "qwen3next", keys=_hybrid_keys, weights=_hybrid_weights, predicts=True
+    ),
+    **{
+        f"Qwen3_5{kind}For{task}": Checkpoint(
+            f"qwen35{kind.lower()}", keys=_qwen35_keys, weights=_qwen35_weights, predicts=True
+        )
+        for kind in ("", "Moe")
+        for task in ("CausalLM", "ConditionalGeneration")
+    },
+}

@@ -275,7 +275,7 @@ FOREIGN_COMMANDS = {
     **dict.fromkeys(("run", "cli", "prompt", "generate", "completion"), _TALK),
     **dict.fromkeys(("server", "start", "stop"), _SERVES),
     **dict.fromkeys(("ps", "status"), _LOADED),
-    **dict.fromkeys(("create", "cp", "push", "convert"), _FILES),
+    **dict.fromkeys(("create", "cp", "push"), _FILES),
     **dict.fromkeys(("ls", "models"), "localkv list shows the models on this machine"),
     **dict.fromkeys(("download", "get", "install"), "localkv pull ORG/REPO fetches a model"),
     **dict.fromkeys(("remove", "delete", "uninstall"), "localkv rm deletes a fetched model"),

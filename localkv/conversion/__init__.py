@@ -1,0 +1,1 @@
+"""Hugging Face's checkpoints to GGUF files: what `localkv convert` does."""
