@@ -5,11 +5,10 @@ shorter. The rows of a block that lie in one page of a pool are a file, and so i
 recurrent layers. What texts have in common is thus written once, and a pool that has given pages
 back lacks their rows only. A file never changes: what it holds depends on its tokens alone, those
 before the block included.
-
 Its address is made of hashes: of everything that rows depend on (the group of the folder), of the
 tokens before the block, and of its own. Addresses are used to look for files and prove nothing. The
-file names what its rows depend on, has all tokens from the first on, and a digest of each tensor,
-and all of that is compared before a row is used. A file that is damaged is removed.
+file names what its rows depend on, and has all tokens from the first on and a digest of each
+tensor. All of that is compared before a row is used. A file that is damaged is removed.
 
 The engine's thread copies pages, and a thread of its own writes them (`_Writer`), from a queue of
 limited size. Rows are read by the engine's thread, in pieces, so that other texts' steps come
@@ -92,9 +91,9 @@ PAUSE = 60.0
 
 Ids = NDArray[np.int64]
 Origin = bytes
-"""What texts must have in common, beside their tokens, to share rows across processes: whose they
-are, or what their rows depend on besides the model. Texts with a salt and without an origin are
-not kept."""
+"""What texts must have in common, in addition to their tokens, to share rows across processes:
+whose they are, or what else than the model their rows depend on. Texts with a salt and without an
+origin are not kept."""
 
 
 @dataclass

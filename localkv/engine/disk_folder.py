@@ -3,16 +3,16 @@
     FOLDER/lock
     FOLDER/GROUP/SHARD/PARENT-OWN.PART
 
-A group is 32 hexadecimal digits, as are PARENT and OWN; a shard is the first two digits of PARENT,
+A group is 32 hexadecimal digits, as are PARENT and OWN. A shard is the first two digits of PARENT,
 so that the files of one parent are found by listing a small folder. Nobody but the owner may read
 any of it, or write to it: what is read becomes part of answers.
 
 A file gets its name once all of it is written, and never changes. Who writes has the lock, and
-`lock` holds the bytes of all files, so that no two processes exceed the limit together; reading
+`lock` holds the bytes of all files, so that no two processes exceed the limit together. Reading
 takes no lock, since a file that is removed can still be read by who has opened it. The count is
-raised before a file has its name, and made anew from the files when the limit is reached and when a
-process begins: a process that is killed leaves it too large at most, and a part of a file under a
-name that the next count removes.
+raised before a file has its name. It is made again from the files when the limit is reached and
+when a process begins. So a process that is killed leaves a count that is too large at most, and a
+part of a file under a name that the next count removes.
 
 Files that were not used for the longest time go first. The time of a file's last use is its time of
 modification. Files of one text are marked as used one after the other, the last of the text as the
@@ -37,7 +37,7 @@ from localkv.errors import UsageError, printable
 BLOCK = 4096
 """Bytes that a file takes are a multiple of it."""
 SPARE = 20
-"""Where files have to go, so many go that one part in so many of the limit is free."""
+"""Where files have to go, as many go as leave one part in this number of the limit free."""
 NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([a-z0-9]{1,16})")
 GROUP = re.compile(r"[0-9a-f]{32}")
 LOCK = "lock"
