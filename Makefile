@@ -13,7 +13,7 @@
 # make soak       ask a server for an hour, break off at random, and look for what it loses
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make docs       the documentation as a site in docs/_build; warnings are errors
-# make lint       formatting, lint, types, import floors
+# make lint       formatting, lint, types, import floors, sentences of pages and docstrings
 # make house      how many modules and lines localkv has, and how deep a token's calls go
 # make figures    make the documentation's figures again (some 15 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
@@ -119,6 +119,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/prose
 
 figures: .venv/.dev
 	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/cache-costs.md docs/cache-methods.md

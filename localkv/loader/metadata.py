@@ -198,7 +198,7 @@ class Metadata(Mapping[str, object]):
         before_rope: what there is without the options of RoPE, where those replaced keys; else
             None. It has the values of `--override-kv`.
         overridden: the keys that `--override-kv` named.
-        unread: those of them that were not looked at yet.
+        unread: the keys that were not looked at yet.
     """
 
     before_rope: Metadata | None = None
