@@ -68,7 +68,7 @@ class Conversion:
 
     @property
     def changes(self) -> bool:
-        """Whether its values are rounded anew, or copied as bytes."""
+        """Whether its values are rounded again, or copied as bytes."""
         return self.source.format != self.goal.format
 
 
@@ -102,7 +102,7 @@ class Quantization:
 
     @property
     def n_bytes(self) -> int:
-        """Of all new files."""
+        """Bytes of all new files."""
         return sum(part.file.n_bytes for part in self.parts)
 
     def paths(self, out: Path) -> list[Path]:

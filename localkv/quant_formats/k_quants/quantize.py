@@ -83,7 +83,7 @@ def round_group(n: int, last: int, x: Address, codes: Address, d: Lanes, m: Lane
 
 @njit
 def round_symmetric_group(x: Address, bound: int, codes: Address, d: Lanes) -> None:
-    """The same for 16 values, whose codes stand for code - bound."""
+    """`round_group` for 16 values without a minimum, whose codes stand for code - bound."""
     has_scale = differs(d, zero_f32())
     for i in range(16):
         level = clamped(nearest_int(div(floats(x, i), d)), -bound, bound - 1)

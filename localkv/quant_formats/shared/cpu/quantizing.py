@@ -5,7 +5,7 @@ in the same order and without fused multiplications, so the bytes are llama.cpp'
 and the like are addresses of vectors, one after the other: value 0 of all rows, value 1, ...
 Codes are bytes, 16 for each value. Importance is one float for each column, the same in all rows.
 
-The searches for scales are those of ggml-quants.c: `make_qx_quants` (`symmetric_scale`),
+The searches for scales are ggml-quants.c's: `make_qx_quants` (`symmetric_scale`),
 `make_qkx2_quants` and `make_qkx3_quants` (`affine_scale`), `make_q3_quants` (`refined_scale`),
 `make_qp_quants` (`positive_scale`).
 """
@@ -550,6 +550,6 @@ SCALE_CODES = SUMS + GROUPS * _VECTOR_BYTES
 MINIMUM_CODES = SCALE_CODES + GROUPS * LANES
 CODES = MINIMUM_CODES + GROUPS * LANES
 SCRATCH_BYTES = CODES + LARGEST_BLOCK * LANES
-"""Where in an encoder's scratch memory things are: the weights of a group come first, then levels,
-the scales and minima of a super block's groups, the sums of their weights, the codes of both, and
-the codes of the block's values."""
+"""Where in an encoder's scratch memory things are. The weights of a group come first, then levels,
+and the scales and minima of a super block's groups. Then come the sums of their weights, the codes
+of both, and the codes of the block's values."""
