@@ -57,7 +57,7 @@ Named: TypeAlias = Iterable[tuple[str, Weight]]
 
 
 class Config:
-    """The values of `config.json`; those of the part for text stand beside the others.
+    """The values of `config.json`; the values of the part for text stand beside the others.
 
     Args:
         values: the file's.
@@ -165,8 +165,8 @@ class Config:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """RoPE's parameters; those of layers of several kinds under `full_attention` and
-        `sliding_attention`. Older files have them beside other values."""
+        """RoPE's parameters. The parameters of layers of several kinds are under `full_attention`
+        and `sliding_attention`. Older files have them beside other values."""
         rope = self.get("rope_parameters", "rope_scaling") or {}
         if not isinstance(rope, dict):
             raise self._mismatch("rope_parameters", rope, "an object")

@@ -61,7 +61,7 @@ def _lines(plan: Plan) -> list[str]:
 
 
 class _Progress(ProgressLine):
-    """Which tensor is written, and how much of the file is."""
+    """Shows which tensor is written, and how much of the file is."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()

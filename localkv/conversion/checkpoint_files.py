@@ -44,7 +44,7 @@ DTYPES = {
     "U8": ("u1", 1),
     "BOOL": ("u1", 1),
 }
-"""NumPy's types for those of safetensors, some of which are numbers of their bits, and bytes."""
+"""NumPy's types for safetensors' types, some of which are numbers of their bits, and bytes."""
 FLOATS = {"BF16": "bf16", "F8_E4M3": "fp8_e4m3", "F8_E5M2": "fp8_e5m2"}
 """Formats that decode types that NumPy lacks."""
 

@@ -1,8 +1,8 @@
 """A checkpoint to a GGUF file: a plan of its keys and tensors, and the file.
 
-The plan is compared with what localkv reads of such a file, before any weight is read: a key that
-is missing or out of its range, and a tensor that is missing, left over or of the wrong shape, are
-found by the functions that read files (`arch/`, `loader/weights.py`).
+The plan is compared with what localkv reads of such a file, before any weight is read. The
+functions that read files (`arch/`, `loader/weights.py`) find a key that is missing or out of its
+range. They also find a tensor that is missing, left over or of the wrong shape.
 
 After llama.cpp's `convert_hf_to_gguf.py`.
 """
@@ -194,7 +194,7 @@ LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
 
 
 def _n_predicting(tensors: Iterable[str], config: Config) -> int:
-    """Blocks that predict further tokens: after the layers, or those of `mtp`."""
+    """Blocks that predict further tokens: the ones after the layers, or in `mtp`."""
     of_mtp = [name for name in tensors if "mtp." in name]
     layers = [int(found[1]) for name in tensors if (found := LAYER.search(name))]
     if of_mtp:

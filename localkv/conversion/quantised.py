@@ -1,7 +1,7 @@
 """Checkpoints whose weights are codes: GPTQ, AWQ, compressed-tensors, FP8 and MXFP4.
 
 A group of integer codes with a scale, w = s (q - z), is some of ggml's blocks of 32 with the same
-codes and the same scale, so nothing is rounded a second time:
+codes and the same scale. So nothing is rounded a second time:
 
     Q4_0  d = s, codes q - z + 8            where all codes fit -8 to 7
     Q4_1  d = s, m = -s z, codes q          of 4 bits, with zero points that differ
@@ -31,7 +31,7 @@ from localkv.quant_formats.q4 import pack_nibbles
 Codes: TypeAlias = NDArray[np.int16]
 BLOCK = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which column of eight each nibble of AWQ's words holds, the lowest first."""
+"""The column of eight that each nibble of AWQ's words holds, the lowest first."""
 MXFP4_PARTS = ("_blocks", "_scales")
 
 

@@ -16,7 +16,7 @@ from localkv.errors import ModelFileError, byte_size, printable
 UNIGRAM, BPE = 1, 2
 """`TrainerSpec.ModelType`."""
 NORMAL = 1
-"""`SentencePiece.Type`, whose numbers are those of `tokenizer.ggml.token_type`."""
+"""`SentencePiece.Type`, whose numbers are also `tokenizer.ggml.token_type`'s."""
 MOST_BYTES, MOST_PIECES = 1 << 26, 1 << 22
 
 Field = tuple[int, int | bytes]

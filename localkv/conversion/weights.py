@@ -1,6 +1,6 @@
 """What becomes of a checkpoint's tensors: values that are read, changed and packed piece by piece.
 
-Nothing is read before its turn. Operations are those of `arch/checkpoint.py`'s `Weight`.
+Nothing is read before its turn. The operations are in `arch/checkpoint.py`'s `Weight`.
 """
 
 from __future__ import annotations
