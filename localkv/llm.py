@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.audit import Audit
     from localkv.engine.disk_cache import DiskCache
+    from localkv.loader.adapter_file import AdapterFile
+    from localkv.loader.adapters import LoadedAdapter
     from localkv.loader.gguf_file import GGUFFile
     from localkv.loader.smoothing import Smoothing
     from localkv.memory.draft_file import DraftFile
@@ -370,6 +372,7 @@ class TextOptions:
     schema: Schema | None = None
     grammar: Grammar | str | None = None
     spec: str | None = None
+    lora: Mapping[int, float] | None = None
     cancel: Event | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     salt: int = 0
@@ -446,6 +449,7 @@ def new_stream(
             speculation=speculation,
             salt=options.salt,
             origin=options.origin,
+            scales=batch.engine.scales_of(options.lora),
             reuses=options.reuses,
             ranks_after_samplers=options.ranks_after_samplers,
         ),
@@ -523,6 +527,7 @@ class TextModel(LoadedModel):
         schema: Schema | None = None,
         grammar: Grammar | str | None = None,
         spec: str | None = None,
+        lora: Mapping[int, float] | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
@@ -548,6 +553,8 @@ class TextModel(LoadedModel):
             spec: how tokens are guessed for this text, if not as the LLM was told to: "none" or
                 "ngram". It may be "draft" if a model that drafts is loaded, and "mtp" if the
                 model's own block is. The text is the same.
+            lora: the scale of each adapter by its number in `lora_adapters`, for this text; one
+                that is not named is left out. None takes the scales that they were loaded with.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.
@@ -567,6 +574,7 @@ class TextModel(LoadedModel):
             "schema": schema,
             "grammar": grammar,
             "spec": spec,
+            "lora": lora,
             "cancel": cancel,
             "params": params,
         }
@@ -731,6 +739,7 @@ class TextModel(LoadedModel):
             n_batch=min(n_batch, most) if n_batch else long_batch(most, n_embd),
             check_room=self.check_further_cache,
             is_cancelled=lambda: cancel is not None and cancel.is_set(),
+            scales=generation.request.text.scales,
         )
         predictions = generation.predictions
         try:
@@ -956,11 +965,13 @@ class LoadedEngine:
         engine: warmed up as far as its backend compiles kernels.
         unused: names of tensors that the model does not use.
         warnings: one line each for the user.
+        adapters: in their order.
     """
 
     engine: Engine
     unused: list[str]
     warnings: list[str]
+    adapters: tuple[LoadedAdapter, ...]
 
 
 def loaded_engine(
@@ -975,6 +986,7 @@ def loaded_engine(
     decoded: Collection[str],
     speculation: Speculation,
     head_cache: CacheConfig | None,
+    adapters: Sequence[tuple[AdapterFile, float]],
     mlock: bool,
     use_mmap: bool,
     report: OnProgress,
@@ -988,6 +1000,7 @@ def loaded_engine(
         decoded: names of tensors that become float32.
         speculation: how tokens are guessed, which takes kernels of its own.
         head_cache: types of K and V of the block that predicts a further token, if that is loaded.
+        adapters: files of adapters, and their scales.
         mlock: keep the weights in memory.
         use_mmap: the file is mapped; weights that lie in it may be laid out while the first tokens
             are evaluated, unless they are locked.
@@ -1018,7 +1031,13 @@ def loaded_engine(
             late=use_mmap and not mlock,
             predicts=head_cache is not None,
         )
-        if mlock and (problem := lock_weights(model.weights, backend)):
+        given: list[LoadedAdapter] = []
+        if adapters:
+            from localkv.loader.adapters import load_adapters
+
+            given = load_adapters(model, gguf, adapters, backend)
+        locked = model.weights if model.adapted is None else model.adapted.weights
+        if mlock and (problem := lock_weights(locked, backend)):
             warnings.append(problem)
         engine = Engine(
             model,
@@ -1040,7 +1059,7 @@ def loaded_engine(
             backend.late.begin()
     if unused:
         warnings.append(f"tensors that are not used: {_a_few(unused)}")
-    return LoadedEngine(engine, unused, warnings)
+    return LoadedEngine(engine, unused, warnings, tuple(given))
 
 
 def _a_few(names: list[str]) -> str:
@@ -1139,6 +1158,9 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         override_kv: values in the place of those that the file has under these keys, as in
             {"tokenizer.ggml.add_bos_token": False}. A key that nothing reads is refused.
+        lora: files of LoRA adapters (GGUF): one, several, or a mapping of files to the scales that
+            texts have which ask for none (1.0). Texts of one batch may have other scales each
+            (`stream`). On a CPU; an adapter takes up to 5 % of a token's time.
         draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
         cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.
         spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
@@ -1172,6 +1194,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         speculation: how tokens are guessed.
         draft: the model that guesses them, if there is one.
         disk: what keeps texts on the disk, with `cache_disk`; else None.
+        lora_adapters: the adapters, by their numbers.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -1232,6 +1255,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         yarn_beta_fast: float | None = None,
         override_pre: str | None = None,
         override_kv: Mapping[str, str | int | float | bool] | None = None,
+        lora: str | os.PathLike[str] | Mapping[str, float] | Sequence[str] | None = None,
         draft_model: str | os.PathLike[str] | None = None,
         cache_type_k_draft: str = CacheConfig.type_k,
         cache_type_v_draft: str = CacheConfig.type_v,
@@ -1292,6 +1316,14 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         if self.speculation.drafter == "mtp":
             check_head(has_head, f"{self.gguf.path.name} has none")
             check_tensors(self.gguf, self.config, predicts=True)
+        adapters: list[tuple[AdapterFile, float]] = []
+        adapter_sizes = (0, 0)
+        if lora is not None:
+            from localkv.loader.adapter_file import adapter_memory, opened_adapters
+
+            adapters = opened_adapters(lora, self.gguf, self.config, backend.name)
+            adapter_sizes = adapter_memory([file for file, _ in adapters])
+            self.warnings += [line for file, _ in adapters for line in file.warnings]
         context = chosen_context(n_ctx, self.config)
         self.warnings += beyond_training(context, self.config)
         cache = CacheConfig(
@@ -1330,6 +1362,11 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         )
         self.cache, self.kv_types, smoothing = chosen.cache, chosen.types, chosen.smoothing
         self.warnings += chosen.warnings
+        if adapters and smoothing is not None:
+            raise UsageError(
+                "adapters can't be used with a KV profile that smooths channels",
+                hint="leave out the profile, and name types with cache_type_k and cache_type_v",
+            )
         check_layers(backend, self.config)
         n_threads = n_threads or default_threads(frozenset(cpus or ()))
         most_threads = max(n_threads, n_threads_batch or 0)
@@ -1347,6 +1384,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
             activations=activations,
             n_between=0 if backend.records else self.speculation.n_between,
+            adapters=adapter_sizes,
         )
         draft, types = None, (cache_type_k_draft, cache_type_v_draft)
         if draft_model is not None:
@@ -1388,11 +1426,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
                 decoded=memory.decoded,
                 speculation=self.speculation,
                 head_cache=head_cache,
+                adapters=adapters,
                 mlock=mlock,
                 use_mmap=use_mmap,
                 report=report,
             )
-        self.engine = loaded.engine
+        self.engine, self.lora_adapters = loaded.engine, loaded.adapters
         self.warnings += loaded.warnings
         if draft is not None:
             self.draft = self._drafting(

@@ -42,6 +42,7 @@ from localkv.kernels.layer_weights import (
     Norm,
     PerLayerTable,
 )
+from localkv.kernels.low_rank import TokenScales
 from localkv.kernels.namespace import namespace
 from localkv.kernels.places import Places, batch_at, moved
 from localkv.kernels.streams import (
@@ -139,6 +140,9 @@ class Transformer:
 
     Attributes:
         backend: what makes the logits, and what the engine asks of it (`Places.whole`).
+        adapted: the same with adapters, which runs batches that have scales of some; or None.
+        adapters: what tells its adapters from others, by their numbers.
+        scales: of these, of texts that ask for none.
     """
 
     def __init__(self, config: ModelSpec, weights: ModelWeights, places: Backend | Places) -> None:
@@ -148,6 +152,9 @@ class Transformer:
         self.weights = weights
         self.places = places
         self.backend = places.whole
+        self.adapted: AdaptedTransformer | None = None
+        self.adapters: tuple[str, ...] = ()
+        self.scales: tuple[float, ...] = ()
         positions = {
             id(one): LayerPositions(config.layers, weights.rope_divisors, one.arrays)
             for one in places.used
@@ -186,6 +193,16 @@ class Transformer:
             ):
                 yield first, i
                 first = i
+
+    def _for(self, batch: Batch) -> Transformer:
+        """What runs a batch."""
+        return self if batch.scales is None or self.adapted is None else self.adapted
+
+    def _begin(self, batch: Batch) -> None:
+        """Take note of a batch before its tokens are embedded."""
+
+    def _keep(self, rows: Array) -> None:
+        """Only these rows of the batch go on: their indices, in ascending order."""
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -238,6 +255,8 @@ class Transformer:
         Returns:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
+        if (own := self._for(batch)) is not self:
+            return own.forward(batch, cache, rows)
         head = Head(self.weights.output_norm, self.weights.output, self.config)
         x, is_logits = self._walk(batch, cache, rows, head)
         if is_logits:
@@ -253,6 +272,8 @@ class Transformer:
             the logits; and [tokens, n_embd], the hidden states of all tokens of the batch, normed
             unless the block that predicts reads them as they are.
         """
+        if (own := self._for(batch)) is not self:
+            return own.forward_with_hidden(batch, cache)
         backend, weights = self.backend, self.weights
         n_tokens, wanted = len(batch.token_ids), batch.logit_rows
         every, head = batch, None
@@ -266,7 +287,10 @@ class Transformer:
         if not len(wanted):
             logits = backend.arrays.zeros(0, self.config.n_vocab)
         else:
-            rows = x if every is batch else x[backend.arrays.arrived(wanted, cache.arrays)]
+            rows = x
+            if every is not batch:
+                self._keep(wanted)
+                rows = x[backend.arrays.arrived(wanted, cache.arrays)]
             logits = backend.logits(rows, weights.output_norm, weights.output, self.config)
         return logits, self.as_read(x, weights.output_norm)
 
@@ -340,8 +364,11 @@ class Transformer:
         Returns:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
+        if (own := self._for(batch)) is not self:
+            return own.run_from(first, x, batch, cache, before_layer)
         config, backend, weights = self.config, self.backend, self.weights
         (run,) = self._runs
+        self._begin(batch)
         if x is None:
             x = self._embedded(batch)
         given = self._given(run, batch, cache)
@@ -368,6 +395,8 @@ class Transformer:
         """
         if self.backend.run_next is run_nothing_next:
             return None
+        if (own := self._for(before)) is not self:
+            return own.next_logits(token_ids, positions, before, n_ctx)
         moved = self._moved(token_ids, positions, before, n_ctx)
         return None if moved is None else self.backend.run_next(self._stack, moved)
 
@@ -389,6 +418,8 @@ class Transformer:
         """
         if self.backend.run_guesses is run_no_guesses:
             return None
+        if (own := self._for(before)) is not self:
+            return own.next_guesses(token_ids, position, before, n_ctx, guessing)
         moved = self._moved(token_ids[:1], [position], before, n_ctx)
         if moved is None:
             return None
@@ -405,6 +436,7 @@ class Transformer:
         rotations = None if weights.altup else self._positions.rotations(n_ctx)
         if rotations is None:
             return None
+        self._begin(before)
         embedding = weights.token_embd, self.config.embedding_scale
         embedded = None
         if weights.per_layer is not None:
@@ -418,6 +450,8 @@ class Transformer:
         Returns:
             [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
         """
+        if (own := self._for(batch)) is not self:
+            return own.hidden(batch, cache)
         return self.backend.norm(self._walk(batch, cache)[0], self.weights.output_norm)
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Array:
@@ -484,8 +518,13 @@ class Transformer:
         Returns:
             float32 [at most n_rows, n_vocab] each.
         """
+        if (own := self._for(batch)) is not self:
+            yield from own.logit_blocks(batch, cache, n_rows)
+            return
         (x, _), weights = self._walk(batch, cache), self.weights
         for at in range(0, len(x), n_rows):
+            self._begin(batch)
+            self._keep(batch.logit_rows[at : at + n_rows])
             block = x[at : at + n_rows]
             yield self.backend.logits(block, weights.output_norm, weights.output, self.config)
 
@@ -522,6 +561,7 @@ class Transformer:
             their logits, if layers and head were run at once, and True. If no rows are wanted, the
             last layer only stores its K and V, or its state, and the result is of no use.
         """
+        self._begin(batch)
         with self._within(self.places.embedding):
             here = self._batch_at(self.places.embedding, batch)
             x = self._embedded(here)
@@ -633,6 +673,7 @@ class Transformer:
             if not len(batch.logit_rows):
                 return
             if len(batch.logit_rows) < len(batch.token_ids):
+                self._keep(batch.logit_rows)
                 streams.keep(batch.logit_rows)
                 source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
                 row = None if row is None else row[batch.logit_rows]
@@ -694,6 +735,76 @@ def _with_all_rows(batch: Batch, arrays: Arrays) -> Batch:
     if len(batch.logit_rows) == len(batch.token_ids):
         return batch
     return replace(batch, logit_rows=arrays.int64(range(len(batch.token_ids))))
+
+
+@dataclass(frozen=True)
+class EmbeddingAdapter:
+    """What an adapter adds to rows of the embedding: its scale times factor * b a[token].
+
+    Attributes:
+        adapter: its number, a column of the scales.
+        a: float32 [n_vocab, rank].
+        b: float32 [n_embd, rank].
+    """
+
+    adapter: int
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    factor: float
+
+    def add(
+        self, x: NDArray[np.float32], ids: NDArray[np.int64], scales: NDArray[np.float32]
+    ) -> None:
+        """Add to x [tokens, n_embd], for scales [tokens, adapters]; a token's bits are its own."""
+        for row, token, scale in zip(x, ids, scales[:, self.adapter], strict=True):
+            if scale:
+                row += np.float32(scale * self.factor) * (self.b @ self.a[token])
+
+
+class AdaptedTransformer(Transformer):
+    """A model with adapters, for batches that have scales of some.
+
+    Args:
+        weights: whose products have adapters.
+        scales: what those read.
+        embedding: adapters of the embedding.
+    """
+
+    def __init__(
+        self,
+        config: ModelSpec,
+        weights: ModelWeights,
+        backend: Backend,
+        scales: TokenScales,
+        embedding: tuple[EmbeddingAdapter, ...],
+    ) -> None:
+        super().__init__(config, weights, backend)
+        self._scales, self._embedding = scales, embedding
+
+    def _begin(self, batch: Batch) -> None:
+        assert batch.scales is not None
+        self._scales.put(batch.scales)
+
+    def _keep(self, rows: Array) -> None:
+        self._scales.keep(self.backend.arrays.to_numpy(rows))
+
+    def _embedded(self, batch: Batch) -> Array:
+        x = super()._embedded(batch)
+        if not self._embedding:
+            return x
+        arrays, scale = self.backend.arrays, self.config.embedding_scale
+        assert batch.scales is not None
+        ids, more = arrays.to_numpy(batch.token_ids), np.zeros(tuple(x.shape), np.float32)
+        for adapter in self._embedding:
+            adapter.add(more, ids, batch.scales)
+        return x + arrays.floating(arrays.from_numpy(more * np.float32(scale)))
+
+    def _moved(
+        self, token_ids: Sequence[int], positions: Sequence[int], before: Batch, n_ctx: int
+    ) -> MovedBatch | None:
+        if self._embedding:  # the backend embeds tokens of a batch that is run again
+            return None
+        return super()._moved(token_ids, positions, before, n_ctx)
 
 
 def _mixers_of(

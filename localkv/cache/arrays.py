@@ -242,6 +242,7 @@ class Batch:
         after: int64 [tokens], the places of the states after each token: the sequence's, but for
             guesses that may be taken back (`RecurrentStates.after`). Backends that record have no
             others.
+        scales: of adapters, float32 [tokens, adapters] on the host; None if all are 0.
     """
 
     token_ids: Array
@@ -253,6 +254,7 @@ class Batch:
     generated: tuple[bool, ...]
     slots: Array
     after: Array
+    scales: NDArray[np.float32] | None = None
 
 
 def wanted_rows(starts: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[int]:

@@ -14,6 +14,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localkv.arch.spec import CacheGroup, LayerState
 from localkv.cache.arrays import (
     Array,
@@ -77,6 +80,8 @@ class KVCache:
         ladder: the pool of pages that change their types, or None.
         codebooks: the codebooks that layers use, and where each comes from.
         n_started_over: how often all sequences were emptied (`start_over`).
+        adapters: names of the model's adapters, by which states know them.
+        scales: of these, of a new sequence.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class KVCache:
         self._on_full: Callable[[], Callable[[], bool] | None] = lambda: None
         self._sequences = list[weakref.ref[Sequence]]()
         self.n_started_over = 0
+        self.adapters: tuple[str, ...] = ()
+        self.scales: tuple[float, ...] = ()
         layers = dict[int, LayerCache]()
         first_parts = dict[object, int]()
         for layout in self.layouts:
@@ -178,7 +185,7 @@ class KVCache:
             stepped: it has a place for the states of recurrent layers; else it takes one with its
                 first batch.
         """
-        sequence = Sequence(len(self.pools), slot=NO_SLOT)
+        sequence = Sequence(len(self.pools), slot=NO_SLOT, scales=self.scales)
         if stepped:
             sequence.slot = self.states.free_slot(self.known())
         self._sequences.append(weakref.ref(sequence))
@@ -441,6 +448,7 @@ class KVCache:
             generated=tuple(generated),
             slots=self.arrays.int64([self.states.place(sequence) for sequence, _ in parts]),
             after=self.arrays.int64(after),
+            scales=_scales(parts),
         )
 
     def _segment_batch(
@@ -450,6 +458,15 @@ class KVCache:
             assert self.ladder is not None
             return rung_batch(rows, self.ladder, parts, starts, self.arrays)
         return segment_batch(rows, parts, starts, self.arrays)
+
+
+def _scales(parts: Seq[tuple[Sequence, Seq[int]]]) -> NDArray[np.float32] | None:
+    """The scales of adapters of a batch's tokens, see `Batch`."""
+    if not any(any(sequence.scales) for sequence, _ in parts):
+        return None
+    n = max(len(sequence.scales) for sequence, _ in parts)
+    each = [sequence.scales or (0.0,) * n for sequence, _ in parts]
+    return np.repeat(np.array(each, np.float32), [len(ids) for _, ids in parts], axis=0)
 
 
 class LayerArrays:
@@ -596,6 +613,7 @@ class SteadyRows:
         self.n_tokens = n_tokens
         self._cache, self._places = cache, [*cache.states.places(sequence)]
         self._pages = [list(pages) for pages in sequence.pages]
+        self._scales = sequence.scales
         self._written = list[tuple[PagePool, int]]()
         self._first, self._end = 0, cache.n_ctx
         position, end = sequence.length, sequence.length + n_tokens
@@ -631,6 +649,7 @@ class SteadyRows:
             and self._cache.states.places(sequence) == self._places
             and (not self._cache.states or sequence.n_stepped == sequence.length)
             and sequence.pages == self._pages
+            and sequence.scales == self._scales
             and self._is_steady(sequence.length + self.n_tokens)
             and all(pool.n_holders[page] == 1 for pool, page in self._written)
         )

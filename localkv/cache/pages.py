@@ -73,6 +73,7 @@ class Sequence:
         between: the states after each token from this position on, but the last, are kept, too
             (`RecurrentStates.after`); -1 if none are.
         cut_to: the length that it was cut back to, or forked at, last; -1 if it never was.
+        scales: of the adapters that its rows are made with, none for 0 of all.
     """
 
     n_pools: int
@@ -83,6 +84,7 @@ class Sequence:
     kept: list[Checkpoint] = field(default_factory=list)
     cut_to: int = -1
     between: int = -1
+    scales: tuple[float, ...] = ()
     pages: list[list[int]] = field(init=False)
     gone: list[set[int]] = field(init=False)
     exact_from: list[int] = field(init=False)
@@ -106,6 +108,7 @@ class Sequence:
         self.pages = [list(pages) for pages in other.pages]
         self.gone = [set(places) for places in other.gone]
         self.exact_from = list(other.exact_from)
+        self.scales = other.scales
 
     def ahead(self, n_tokens: int) -> Sequence:
         """It with more tokens, whose pages are taken: the same pages, and the same lists of them.

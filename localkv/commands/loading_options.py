@@ -223,6 +223,7 @@ def loading_options(
             default=True,
             help="Map the model's file, or read it into memory.  [default: mmap]",
         ),
+        *adapter_options(),
         *override_options(),
     ]
 
@@ -234,6 +235,64 @@ def override_options() -> list[click.Parameter]:
 
 OVERRIDES = (*(one.name for one in fields(RopeOptions)), "override_pre", "override_kv")
 """The names of the parameters that `override_options` declares."""
+
+
+def adapter_options() -> list[click.Parameter]:
+    """LoRA adapters; `adapter_arguments` reads them."""
+    return [
+        MODEL.option(
+            "--lora",
+            multiple=True,
+            metavar="FILES",
+            shell_complete=file_values,
+            help="A LoRA adapter (GGUF) that changes the model's products, or several, with commas "
+            "between them or the option again. On a CPU; their numbers count from 0, those of "
+            "--lora first.",
+        ),
+        MODEL.option(
+            "--lora-scaled",
+            multiple=True,
+            metavar="FILE:SCALE",
+            help="The same with a scale other than 1, such as story.gguf:0.5.",
+        ),
+        MODEL.flag(
+            "--lora-init-without-apply",
+            help="Load adapters with the scale 0: requests, or POST /lora-adapters, apply them.",
+        ),
+    ]
+
+
+def adapter_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that these options stand for; none without an adapter.
+
+    Raises:
+        UsageError: a file has no scale or is named twice, or there is none.
+    """
+    given = [(name, 1.0) for text in values["lora"] for name in text.split(",")]
+    for item in (item for text in values["lora_scaled"] for item in text.split(",")):
+        name, colon, text = item.rpartition(":")
+        try:
+            given.append((name if colon else "", float(text)))
+        except ValueError:
+            given.append(("", 0.0))
+        if not given[-1][0]:
+            raise UsageError(
+                f"--lora-scaled {item}: there is no scale after a colon",
+                hint="write FILE:SCALE, such as story.gguf:0.5",
+            )
+    if not given:
+        if values["lora_init_without_apply"]:
+            raise UsageError(
+                "--lora-init-without-apply has no effect without --lora or --lora-scaled",
+                hint="name an adapter, or leave it out",
+            )
+        return {}
+    names = [name for name, _ in given]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"the adapter {twice!r} is named twice", hint="name each file once")
+    if values["lora_init_without_apply"]:
+        given = [(name, 0.0) for name in names]
+    return {"lora": dict(given)}
 
 
 def rope_options() -> list[click.Parameter]:
@@ -371,6 +430,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_threads_batch": given_threads(values["threads_batch"]),
         **placement_arguments(values),
         **ladder_arguments(values),
+        **adapter_arguments(values),
     }
 
 

@@ -111,6 +111,9 @@ def memory_line(llm: LLM) -> str:
     if plan.weights_by_row:
         weights += f" and {byte_size(plan.weights_by_row)} read by row"
     type_k, type_v = _types(cache)
+    if plan.adapters:
+        adapters = counted(len(llm.lora_adapters), "adapter")
+        weights += f", {adapters} {byte_size(plan.adapters)}"
     rows = f"K {type_k} {byte_size(plan.cache_k)}, V {type_v} "
     if keeps_latents(llm.config.groups):
         rows = f"latents (K and V) {cache.type_k} {byte_size(plan.cache_k)}, "
@@ -187,7 +190,8 @@ def memory_bytes(plan: MemoryPlan) -> str:
     decoded = f", {plan.weights_decoded} decoded to float32" if plan.weights_decoded else ""
     return (
         f"weights {plan.weights} ({plan.weights_mapped} mapped{decoded}){by_row}, "
-        f"K {plan.cache_k}, V {plan.cache_v}, "
+        + (f"adapters {plan.adapters}, " if plan.adapters else "")
+        + f"K {plan.cache_k}, V {plan.cache_v}, "
         + (f"states {plan.states}, checkpoints {plan.checkpoints}, " if plan.states else "")
         + f"scratch {plan.scratch} bytes"
         + (f"; draft {memory_bytes(plan.draft)}" if plan.draft else "")

@@ -99,7 +99,7 @@ _FORMAT = (
 )
 _NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
 _HF_ONLY = "-hf ORG/REPO takes a model from Hugging Face; download any other and give its path"
-_NO_ADAPTER = "adapters can't be applied at load; merge them into the model file first"
+_NO_ADAPTER = "control vectors can't be applied; LoRA adapters can (--lora)"
 
 FOREIGN_FLAGS = (
     # attention and cache
@@ -168,7 +168,7 @@ FOREIGN_FLAGS = (
     _refused("--n-probs --top-logprobs", "localkv complete --json --logprobs N prints them", 1),
     _skipped("-bs --backend-sampling", "tokens are always sampled on the CPU"),
     # the model
-    _refused("--lora --lora-scaled --control-vector --control-vector-scaled", _NO_ADAPTER, 1),
+    _refused("--control-vector --control-vector-scaled", _NO_ADAPTER, 1),
     _refused("--control-vector-layer-range", _NO_ADAPTER, 2),
     # servers and embeddings
     _refused("--port --host --api-key --api-key-file -a --alias", _SERVER, 1),

@@ -63,7 +63,11 @@ def _run(
     from localkv.loader.model_header import with_overrides
 
     path = model_file(values, argument=file)
-    gguf = with_overrides(open_gguf(path), Overrides.of(values))
+    gguf = open_gguf(path)
+    if gguf.metadata.string("general.type", "") == "adapter":
+        _show_adapter(path, template=template, as_json=as_json)
+        return
+    gguf = with_overrides(gguf, Overrides.of(values))
     if template:
         _show_template(gguf.metadata, str(path), raw)
         return
@@ -71,6 +75,53 @@ def _run(
         click.echo(json.dumps(describe(gguf), ensure_ascii=False))
     else:
         click.echo("\n".join(lines(gguf)))
+
+
+def _show_adapter(path: Path, *, template: bool, as_json: bool) -> None:
+    """What an adapter's file changes.
+
+    Raises:
+        ModelFileError: it is malformed, or no LoRA adapter.
+    """
+    from localkv.loader.adapter_file import adapter_bytes, open_adapter
+    from localkv.memory.plan import weights_by_type
+
+    file = open_adapter(path)
+    gguf, n_bytes = file.gguf, adapter_bytes(file)
+    if template:
+        raise file.error("an adapter has no chat template")
+    facts = {
+        "path": str(path),
+        "file_bytes": gguf.file_bytes,
+        "architecture": file.architecture,
+        "name": gguf.metadata.string("general.name", default=None),
+        "adapter": {
+            "type": "lora",
+            "alpha": file.alpha,
+            "ranks": list(file.ranks),
+            "tensors": sorted(file.pairs),
+            "norms": list(file.norms),
+            "activation_tokens": list(file.activation),
+            "bytes": n_bytes,
+        },
+    }
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    kinds = sorted({name.split(".", 2)[-1].removesuffix(".weight") for name in file.pairs})
+    shares = weights_by_type(gguf.tensors.values())
+    rows: list[tuple[str, object]] = [
+        ("file", path),
+        ("size", byte_size(gguf.file_bytes)),
+        ("name", facts["name"] or "not given"),
+        ("adapter", f"LoRA of a model of {file.architecture}: --lora {path}"),
+        ("rank", f"{', '.join(map(str, file.ranks))}, alpha {file.alpha:g}"),
+        ("changes", f"{counted(len(file.pairs), 'tensor')}: {', '.join(kinds)}"),
+        ("values", ", ".join(f"{_count(one.n_values)} in {one.name}" for one in shares)),
+        ("in memory", byte_size(n_bytes)),
+    ]
+    rows += [("warning", line) for line in file.warnings]
+    click.echo("\n".join(f"{label:<16}{one_line(str(value))}" for label, value in rows))
 
 
 def _show_template(metadata: Metadata, path: str, raw: bool) -> None:

@@ -239,6 +239,7 @@ class SecondReading:
         n_batch: most tokens evaluated at a time.
         check_room: raises DoesNotFitError for a further cache that memory has no room for.
         is_cancelled: looked at before each batch.
+        scales: of adapters, of the text; None for those that the model was loaded with.
     """
 
     def __init__(
@@ -249,12 +250,14 @@ class SecondReading:
         n_batch: int,
         check_room: Callable[[CacheConfig], object],
         is_cancelled: Callable[[], bool] = lambda: False,
+        scales: tuple[float, ...] | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._n_batch = n_batch
         self._check_room = check_room
         self._is_cancelled = is_cancelled
+        self._scales = model.scales if scales is None else scales
 
     def compare(
         self, ids: Sequence[int], n_prompt: int, predictions: Predictions | None
@@ -381,6 +384,7 @@ class SecondReading:
         # batches of one length, as chains of workers are made for each
         n_batches = -(-len(ids) // self._n_batch)
         engine = Engine(self._model, cache, n_batch=-(-len(ids) // n_batches))
+        engine.cache.scales = self._scales
         to_numpy = self._model.backend.arrays.to_numpy
         parts = engine.read_logits(
             ids, lambda part: read(to_numpy(part)), first=first, n_prompt=n_prompt, **sizes

@@ -20,7 +20,6 @@ from localkv.cache.layout import PAGE_TOKENS
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.prefix import Text
 from localkv.engine.scheduler import Request, Scheduler, SchedulerConfig
 from localkv.engine.speculation.config import Speculation, check_drafter, check_head
 from localkv.engine.speculation.draft_model import ModelSpeculator
@@ -193,7 +192,7 @@ class BatchEngine:
         now, most = self.clock(), options.max_tokens
         request = Request(
             next(self._numbers),
-            Text(list(prompt_ids), n_prompt, options.salt, options.origin),
+            engine.text_of(prompt_ids, options.salt, options.scales, options.origin),
             now,
             n_ctx if most is None else min(n_ctx, n_prompt + most),
             priority=options.priority,

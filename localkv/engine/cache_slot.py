@@ -194,8 +194,8 @@ class CacheSlot:
             return self.sequence.length
         length = self.cache.cut_back(self.sequence, length, exactly=self.exact)
         del self.ids[length:], self.generated[length:]
-        if not length:
-            self._salt = 0  # what others evaluate now is not the former text's
+        if not length:  # what others evaluate now is not the former text's
+            self._salt, self.sequence.scales = 0, self.cache.scales
         return length
 
     def checkpoint(self) -> None:
@@ -375,6 +375,7 @@ class CacheSlot:
                 self.sequence = self.cache.new_sequence()
                 self._hold_none()
             self._salt, self._text = text.salt, text
+            self.sequence.scales = self.cache.scales if text.scales is None else text.scales
         return Reuse(self.sequence.length, n_lost)
 
     def _find(self, text: Text) -> int:

@@ -57,6 +57,7 @@ from localkv.engine.state_file import (
     KINDS,
     MOST_HEADER,
     StateTensor,
+    adapters_of,
     bytes_of,
     cache_identity,
     in_parts,
@@ -309,6 +310,7 @@ class DiskCache:
             "version": VERSION,
             **identity,
             **cache_identity(cache),
+            "adapters": adapters_of(cache, cache.scales),
             "exact": str(exact),
             "states": json.dumps([[repr(layer.state)] for layer in cache.states.specs]),
         }

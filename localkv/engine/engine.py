@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -35,14 +35,18 @@ from localkv.engine.recorded import DecodeLoop
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.speculator import SIZES, Prices
-from localkv.errors import ContextOverflowError, LocalKVError, UsageError, byte_size
+from localkv.errors import ContextOverflowError, LocalKVError, UsageError, byte_size, counted
 from localkv.kernels.device_memory import Room, naming_what_fails
+from localkv.kernels.low_rank import MOST_SCALE
 from localkv.model import Transformer
 
 if TYPE_CHECKING:
     from localkv.engine.speculation.prediction_head import PredictionHead
 
 T = TypeVar("T")
+
+MOST_SALTS = 4096
+"""Pairs of a salt and adapters' scales whose number is remembered."""
 
 
 class Engine:
@@ -97,6 +101,9 @@ class Engine:
         self.draft: DraftModel | None = None
         self.head: PredictionHead | None = None
         self.cache = allocated_cache(model, cache, n_batch, make_cache, n_between=n_between)
+        self.cache.adapters, self.cache.scales = model.adapters, model.scales
+        self._salts = dict[tuple[int, tuple[float, ...]], int]()
+        self._n_salts = 0
         if self.cache.ladder is not None:
             n_batch = self.cache.ladder.sizes.batch(n_batch)
         self.n_batch = n_batch
@@ -206,6 +213,64 @@ class Engine:
             return self.slot.evaluate(ids, logits, generated=generated)
 
         return self.slot.turn(work)
+
+    def text_of(
+        self,
+        ids: Sequence[int],
+        salt: int = 0,
+        scales: tuple[float, ...] | None = None,
+        origin: bytes = b"",
+    ) -> Text:
+        """A prompt.
+
+        Args:
+            salt: texts of different salts share no rows of the cache.
+            scales: of the model's adapters, in order; None for those that it was loaded with. Texts
+                of different scales share no rows either.
+            origin: what the salt stands for.
+
+        Raises:
+            UsageError: there are other adapters than these.
+        """
+        loaded = self.model.scales
+        if scales is None or scales == loaded:
+            scales = loaded
+        elif len(scales) != len(loaded):
+            raise UsageError(
+                f"{counted(len(scales), 'scale')} of adapters, and the model has {len(loaded)}"
+            )
+        if not salt and scales == loaded:
+            return Text(list(ids), len(ids))
+        if (number := self._salts.get((salt, scales))) is None:
+            if len(self._salts) >= MOST_SALTS:  # their numbers are not used again
+                self._salts.clear()
+            self._n_salts += 1
+            number = self._salts[salt, scales] = self._n_salts
+        if scales != loaded and (origin or not salt):
+            from localkv.engine.state_file import adapters_of
+
+            origin += b"\0" + adapters_of(self.cache, scales).encode()
+        return Text(list(ids), len(ids), number, origin, scales=scales)
+
+    def scales_of(self, lora: Mapping[int, float] | None) -> tuple[float, ...] | None:
+        """Scales of all adapters, of those that a text asks for by their numbers; None for None.
+
+        Raises:
+            UsageError: there is no such adapter, or a scale is no number.
+        """
+        if lora is None:
+            return None
+        n = len(self.model.scales)
+        for number, scale in lora.items():
+            if not 0 <= number < n:
+                there = f"they are 0 to {n - 1}" if n else "none was loaded (--lora)"
+                raise UsageError(f"there is no adapter {number}", hint=there)
+            if not abs(scale) <= MOST_SCALE:
+                raise UsageError(
+                    f"the scale of adapter {number} is {scale}",
+                    hint=f"use a number from -{MOST_SCALE:g} to {MOST_SCALE:g}",
+                )
+        return tuple(float(lora.get(number, 0.0)) for number in range(n))
 
     def check_prompt(self, ids: Sequence[int], what: str = "the prompt") -> None:
         """Refuse a prompt that can't be evaluated.

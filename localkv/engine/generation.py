@@ -82,6 +82,7 @@ class GenerationOptions:
         timeout: seconds after which it ends, with "cancelled".
         salt: texts of different salts share no rows of the cache.
         origin: what the salt stands for, as `Text` has it.
+        scales: of the model's adapters, in order; None for those that it was loaded with.
         reuses: the prompt's rows that are there already are taken; else all are evaluated.
         ranks_after_samplers: logprobs belong to the distribution that tokens are drawn from, not to
             the model's own.
@@ -100,6 +101,7 @@ class GenerationOptions:
     timeout: float | None = None
     salt: int = 0
     origin: bytes = b""
+    scales: tuple[float, ...] | None = None
     reuses: bool = True
     ranks_after_samplers: bool = False
 

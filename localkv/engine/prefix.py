@@ -42,6 +42,7 @@ class Text:
         salt: texts of different salts have no rows in common, whatever their tokens are.
         origin: what a salt stands for, in this process and others; only texts that have one, or no
             salt, are kept on a disk.
+        scales: of adapters; None for the cache's. Texts of different scales have different salts.
         saw: told of the normed hidden states [tokens, n_embd] of its tokens, and of guesses after
             them, from a position on, as they are evaluated; or None.
     """
@@ -51,6 +52,7 @@ class Text:
     salt: int = 0
     origin: bytes = b""
     saw: Saw | None = None
+    scales: tuple[float, ...] | None = None
 
     def marked(self, length: int) -> NDArray[np.int64]:
         """The first `length` tokens: int64 [length], `marked`."""

@@ -57,6 +57,7 @@ from localkv.engine.state_file import (
     KINDS,
     StateFile,
     StateTensor,
+    adapters_of,
     cache_identity,
     in_parts,
     write_state,
@@ -71,6 +72,19 @@ UNROTATED = "none"
 """The RoPE of K that is stored as it is before RoPE."""
 
 Groups = tuple[CacheGroup, ...]
+
+
+def check_adapters(file: StateFile, cache: KVCache) -> None:
+    """Refuse a state whose rows were made with other adapters than texts have here.
+
+    Raises:
+        UsageError: they were.
+    """
+    if file.metadata.get("adapters", "") != adapters_of(cache, cache.scales):
+        raise file.refused(
+            "it was made with other LoRA adapters, or other scales of them",
+            hint="load it with the --lora options that it was saved with",
+        )
 
 
 def check_model(file: StateFile, ours: Mapping[str, str]) -> None:
@@ -418,11 +432,12 @@ def save_text(
         "version": VERSION,
         **identity,
         **cache_identity(cache),
+        "adapters": adapters_of(cache, sequence.scales),
         "text": text.as_json(),
     }
     tensors = [
         StateTensor(IDS, "I32", (len(ids),), in_parts((ids % GENERATED).astype(np.int32))),
-        StateTensor(KINDS, "U8", (len(ids),), in_parts((ids >= GENERATED).astype(np.uint8))),
+        StateTensor(KINDS, "U8", (len(ids),), in_parts((ids & GENERATED > 0).astype(np.uint8))),
     ]
     for plane in planes(cache):
         rows = held[plane.pool].of(plane)
@@ -485,6 +500,7 @@ class LoadedState:
         self.cache = cache
         self.file = file = StateFile(path)
         check_model(file, identity)
+        check_adapters(file, cache)
         source = cache
         if convert is not None and not fits(file, cache):
             if cache.ladder is not None:

@@ -268,6 +268,13 @@ def _what(path: str | os.PathLike[str]) -> str:
     return f"the state {printable(path)}"
 
 
+def adapters_of(cache: KVCache, scales: Sequence[float]) -> str:
+    """The adapters that rows were made with, and their scales, as JSON; empty for none."""
+    pairs = zip(cache.adapters, scales, strict=bool(scales))
+    found = sorted([name, scale] for name, scale in pairs if scale)
+    return json.dumps(found) if found else ""
+
+
 def cache_identity(cache: KVCache) -> dict[str, str]:
     """What bytes of rows mean: segments and types by layer, scales and codebooks."""
     segments_of = {i: layout.segments for layout in cache.layouts for i in layout.group.layers}

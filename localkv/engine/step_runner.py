@@ -656,6 +656,8 @@ class RequestRows:
         else:
             request.sequence = self.cache.fork(source, n_found, exactly=self.prefixes.exact)
             self.prefixes.use(found)
+        scales = request.text.scales
+        request.sequence.scales = self.cache.scales if scales is None else scales
         if not request.n_preempted:
             request.n_reused = request.sequence.length
             self.n_reused += request.n_reused

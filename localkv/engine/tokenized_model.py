@@ -307,6 +307,7 @@ class ChatOptions(SamplingOptions, total=False):
     schema: Schema | None
     grammar: Grammar | str | None
     spec: str | None
+    lora: Mapping[int, float] | None
     cancel: Event | None
     params: SamplingParams | None
 

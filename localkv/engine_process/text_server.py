@@ -26,6 +26,7 @@ from localkv.engine.stream import LineLimits, TextStream
 from localkv.engine_process.conversation import engine_facts
 from localkv.engine_process.texts import (
     Accepted,
+    Adapter,
     Again,
     Embed,
     Ended,
@@ -108,6 +109,7 @@ class RunningText:
             ignore_eos=submit.ignore_eos,
             logprobs=submit.logprobs,
             grammar=submit.grammar,
+            lora=submit.lora,
             salt=submit.salt,
             reuses=submit.reuses,
             ranks_after_samplers=submit.after_samplers,
@@ -375,6 +377,7 @@ class TextServer:
                 n_pages=sum(pool.n_pages for pool in pools),
                 kernels=llm.kernels,
                 warnings=tuple(dict.fromkeys(llm.warnings)),
+                adapters=tuple(Adapter(one.path, one.scale) for one in llm.lora_adapters),
             )
         )
         self._places = (0,) * cache.n_sequences

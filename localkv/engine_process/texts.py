@@ -56,6 +56,7 @@ class Submit(Message, frozen=True):
         reuses: rows that the cache has of the prompt are taken.
         place: by which it can be saved; -1 for the one in which it runs.
         client: who asks.
+        lora: scales of adapters by their numbers; None for those that they were loaded with.
         n_indent, line_seconds: what ends it at the beginning of a line (`LineLimits`).
     """
 
@@ -74,6 +75,7 @@ class Submit(Message, frozen=True):
     reuses: bool = True
     place: int = -1
     client: str = ""
+    lora: dict[int, float] | None = None
     n_indent: int = 0
     line_seconds: float = 0.0
 
@@ -133,6 +135,13 @@ class SlotDone(Message, frozen=True):
     ms: float
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that was loaded, and the scale of requests that name none."""
+
+    path: str
+    scale: float
+
+
 class Facts(Message, frozen=True):
     """A model is loaded.
 
@@ -148,6 +157,7 @@ class Facts(Message, frozen=True):
         n_pages: of the cache, all groups of layers together.
         kernels: the implementation of each operation, in a few words.
         warnings: one line each for the user.
+        adapters: by their numbers.
     """
 
     engine: EngineFacts
@@ -161,6 +171,7 @@ class Facts(Message, frozen=True):
     n_pages: int
     kernels: dict[str, str]
     warnings: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 class Accepted(Message, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 from localkv.arch.spec import NormSpec
 from localkv.cache.arrays import Array
+from localkv.kernels.low_rank import Adapters
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -22,10 +23,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x @ weight.T + bias; weight [n_out, n_in] packed, bias float32 [n_out] or None."""
+    """y = x @ weight.T + bias, and what adapters add; weight [n_out, n_in] packed, bias float32
+    [n_out] or None."""
 
     weight: PackedTensor
     bias: Array | None = None
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,8 @@ class MoeWeights:
             products, or None.
         router_norm: of what the router reads, or None.
         down_scale: float32 [n_experts], factors on the experts' output, or None.
+        gate_adapters, up_adapters, down_adapters, gate_up_adapters: what adapters add to the
+            experts' products, or None.
         ffn_latent_down, ffn_latent_up: [latent_dim, n_embd] and [n_embd, latent_dim], to the latent
             that experts read and from the one they give, or None; the experts' matrices have
             `latent_dim` in place of n_embd then.
@@ -202,6 +207,10 @@ class MoeWeights:
     down_scale: Array | None = None
     ffn_gate_up_exps: PackedTensor | None = None
     gate_up_bias: Array | None = None
+    gate_adapters: Adapters | None = None
+    up_adapters: Adapters | None = None
+    down_adapters: Adapters | None = None
+    gate_up_adapters: Adapters | None = None
     ffn_latent_down: Linear | None = None
     ffn_latent_up: Linear | None = None
 

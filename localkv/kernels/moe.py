@@ -13,6 +13,7 @@ from localkv.arch.spec import Gating, MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
 from localkv.kernels.activation import sigmoid
 from localkv.kernels.layer_weights import Linear, MoeWeights
+from localkv.kernels.low_rank import Adapters
 from localkv.kernels.namespace import namespace
 from localkv.quant_formats.packed_tensor import PackedTensor
 
@@ -132,8 +133,10 @@ def moe_mlp(
         rows, factors = read[tokens], weights[tokens, choice, None]
         if moe.weighs_input:
             rows = rows * factors
-        hidden = _hidden(rows, expert, layer, moe, matmul, activate)
+        hidden = _hidden(rows, expert, tokens, layer, moe, matmul, activate)
         y = matmul(hidden, layer.ffn_down_exps[expert])
+        if layer.down_adapters is not None:
+            y = layer.down_adapters.add(hidden, y, tokens=tokens, expert=expert)
         if layer.down_scale is not None:
             y = y * layer.down_scale[expert]
         if layer.down_bias is not None:
@@ -147,23 +150,32 @@ def moe_mlp(
 
 
 def _hidden(
-    rows: Array, expert: int, layer: MoeWeights, moe: MoeSpec, matmul: MatMul, activate: Activate
+    rows: Array,
+    expert: int,
+    tokens: Array,
+    layer: MoeWeights,
+    moe: MoeSpec,
+    matmul: MatMul,
+    activate: Activate,
 ) -> Array:
-    """The hidden rows of an expert's block: [rows, n_ff]."""
+    """The hidden rows of an expert's block: [rows, n_ff], of these tokens."""
 
-    def product(stack: PackedTensor, bias: Array | None) -> Array:
+    def product(stack: PackedTensor, bias: Array | None, adapters: Adapters | None) -> Array:
         y = matmul(rows, stack[expert])
+        if adapters is not None:
+            y = adapters.add(rows, y, tokens=tokens, expert=expert)
         return y if bias is None else y + bias[expert]
 
     spec = moe.expert
     if layer.ffn_gate_up_exps is not None:
-        both = product(layer.ffn_gate_up_exps, layer.gate_up_bias)
+        both = product(layer.ffn_gate_up_exps, layer.gate_up_bias, layer.gate_up_adapters)
         return activate(both[:, : moe.n_ff], both[:, moe.n_ff :], spec)
     assert layer.ffn_up_exps is not None
-    up = product(layer.ffn_up_exps, layer.up_bias)
+    up = product(layer.ffn_up_exps, layer.up_bias, layer.up_adapters)
     if layer.ffn_gate_exps is None:
         return activate(up, None, spec)
-    return activate(product(layer.ffn_gate_exps, layer.gate_bias), up, spec)
+    gate = product(layer.ffn_gate_exps, layer.gate_bias, layer.gate_adapters)
+    return activate(gate, up, spec)
 
 
 def _shared(

@@ -98,6 +98,11 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
     """
     if not gguf.tensors:
         raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
+    if gguf.metadata.string("general.type", "") == "adapter":
+        raise ModelFileError(
+            f"{gguf.path.name} is an adapter, which changes a model and is none itself",
+            hint=f"-m MODEL --lora {gguf.path.name} applies it",
+        )
     name = gguf.metadata.string("general.architecture")
     if name in NO_TEXT_MODELS:
         what, hint = NO_TEXT_MODELS[name]

@@ -699,7 +699,7 @@ class _Nothing(PackedTensor):
 
 
 @dataclass(frozen=True)
-class _NothingPrepared:
+class NothingPrepared:
     """A backend's stand-in, which prepares nothing."""
 
     arrays: Arrays = field(default_factory=NumpyArrays)
@@ -751,7 +751,7 @@ def listed_tensors(
 def _listed(
     listing: _Listing, config: ModelSpec, *, predicts: bool = False
 ) -> list[tuple[str, tuple[int, ...]]]:
-    model_weights(TensorReader(listing, _NothingPrepared()), config, predicts=predicts)
+    model_weights(TensorReader(listing, NothingPrepared()), config, predicts=predicts)
     return list(listing.asked.items())
 
 

@@ -263,6 +263,7 @@ class MemoryPlan:
         draft: all of a model that drafts for this one, if there is one.
         weights_decoded: the part of the allocated weights that is float32 and has another type in
             the file (`--activations exact`).
+        adapters: of LoRA adapters.
     """
 
     weights_mapped: int
@@ -276,6 +277,7 @@ class MemoryPlan:
     checkpoints: int = 0
     draft: MemoryPlan | None = None
     weights_decoded: int = 0
+    adapters: int = 0
 
     @property
     def weights(self) -> int:
@@ -285,7 +287,7 @@ class MemoryPlan:
     def total(self) -> int:
         draft = 0 if self.draft is None else self.draft.total
         own = self.weights + self.cache_k + self.cache_v + self.scratch + self.states_in_all
-        return own + draft
+        return own + draft + self.adapters
 
     @property
     def states_in_all(self) -> int:
@@ -333,6 +335,7 @@ class ModelMemory:
         draft: a smaller model that drafts for this one.
         activations: as `LLM` has it.
         n_between: guesses after which recurrent layers keep states.
+        adapters: the bytes of adapters, and the ranks of all pairs of a layer together, at most.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -345,6 +348,7 @@ class ModelMemory:
     draft: DraftMemory | None = None
     activations: str = "auto"
     n_between: int = 0
+    adapters: tuple[int, int] = (0, 0)
 
     @cached_property
     def decoded(self) -> frozenset[str]:
@@ -431,12 +435,16 @@ class ModelMemory:
             matrices=self._matrices,
         )
         scratch += repack_bytes(layouts)
+        scratch += FLOAT * min(self.n_batch, cache.n_ctx) * self.adapters[1]
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
         by_row = by_row_bytes(self.tensors) if self.is_file else 0
         states = self._state_bytes(cache)
         draft = None if self.draft is None else self.draft.plan(cache.n_ctx)
         decoded = sum(tensor.n_bytes for tensor in self._loaded if tensor.name in self.decoded)
-        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft, decoded)
+        adapters = self.adapters[0]
+        return MemoryPlan(
+            *self.weights, k, v, scratch, groups, by_row, *states, draft, decoded, adapters
+        )
 
     def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
         """Bytes of states and of their checkpoints; checkpoints in another memory count as 0."""

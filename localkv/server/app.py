@@ -26,11 +26,13 @@ from localkv.server.access import LOCAL, LOCAL_ORIGIN, Guard
 from localkv.server.dialects.anthropic import count_tokens, messages
 from localkv.server.dialects.llama_server import (
     apply_template,
+    change_lora_adapters,
     change_props,
     chat_tokens,
     completion,
     detokenize,
     infill,
+    lora_adapters,
     metrics,
     props,
     slot_action,
@@ -119,7 +121,6 @@ async def cache_meter(front: Front, request: Request) -> Response:
 
 
 _MODEL_WRITES = "this server's models write text"
-_LORA = "merge the adapter into the model's file"
 
 MISSING = {
     "/v1/images/generations": ("making images", _MODEL_WRITES),
@@ -129,7 +130,6 @@ MISSING = {
     "/v1/audio/translations": ("audio", _MODEL_WRITES),
     "/v1/audio/speech": ("audio", _MODEL_WRITES),
     "/v1/moderations": ("moderation", _MODEL_WRITES),
-    "/lora-adapters": ("changing LoRA adapters", _LORA),
     "/api/pull": ("fetching models", "start the server with -hf"),
     "/api/push": ("publishing models", "upload the file"),
     "/api/create": ("making models", "start the server with another -m"),
@@ -186,6 +186,8 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/props", POST, change_props),
     ("/slots", GET, slots),
     ("/slots/{id}", POST, slot_action),
+    ("/lora-adapters", GET, lora_adapters),
+    ("/lora-adapters", POST, change_lora_adapters),
     ("/api/chat", POST, chat),
     ("/api/generate", POST, generate),
     ("/api/tags", GET, tags),

@@ -13,7 +13,13 @@ from localkv.server import limits
 from localkv.server.answer import AnswerReader, Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
-from localkv.server.request_fields import RequestFields, grammar_for, place_of, stop_strings
+from localkv.server.request_fields import (
+    RequestFields,
+    adapters_of,
+    grammar_for,
+    place_of,
+    stop_strings,
+)
 from localkv.server.request_record import warn
 from localkv.tool_calls.family import CallReader
 from localkv.tool_calls.tools import TOOL_CHOICES
@@ -274,6 +280,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         grammar=grammar,
         reuses=body.reuses,
         place=place_of(front, body),
+        lora=adapters_of(front, body.lora),
     )
     texts = await front.begin(submit, n)
     opened = prompt.reasoning.open if prompt.reasoning and not prompt.opening else ""

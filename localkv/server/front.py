@@ -53,6 +53,7 @@ class Front:
         log: of requests, if there is one.
         metrics: once the tokenizer is there.
         work: runs what would hold up the event loop.
+        lora: the scales of adapters, of requests that name none; None for the start's.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Front:
         self._model: PromptModel | None = None
         self._error: LocalKVError | None = None
         self._model_ready = asyncio.Event()
+        self.lora: dict[int, float] | None = None
         self._told = set[str]()
 
     async def load(self) -> None:
@@ -262,6 +264,11 @@ class Front:
         """
         facts, n = self.facts, len(requests)
         most = self.check_count(n)
+        if self.lora is not None:
+            requests = [
+                one if one.lora is not None else msgspec.structs.replace(one, lora=self.lora)
+                for one in requests
+            ]
         for request in requests:
             self._check_room(facts, len(request.ids))
         client = self.supervisor.client

@@ -37,14 +37,14 @@ PIECE = 64 << 10
 _WHOLE_WANTED = re.compile(r"Expected `(.* )?int( .*)?`, got `float`")
 _LARGEST_WHOLE = 2**53
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_kinds = list[type[msgspec.Struct]]()
+_kinds = list[type]()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
-def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
+def takes(kind: type) -> Callable[[F], F]:
     """Mark an endpoint with the type of its body, for the API's description."""
 
     _kinds.append(kind)
@@ -56,7 +56,7 @@ def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
     return marked
 
 
-def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     decoder = _decoders.get(kind)
     return decoder or _decoders.setdefault(kind, msgspec.json.Decoder(with_others(kind)))
 
@@ -82,13 +82,15 @@ def decoded(body: bytes, kind: type[T]) -> T:
         if not _WHOLE_WANTED.match(str(error)):
             raise type_error(error, kind, body) from None
         try:
-            read: Any = msgspec.convert(_whole(msgspec.json.decode(body)), with_others(kind))
+            fields: Any = kind
+            read: Any = msgspec.convert(_whole(msgspec.json.decode(body)), with_others(fields))
             value = read
         except msgspec.ValidationError as other:
             raise type_error(other, kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
-    check_others(value, kind)
+    if isinstance(value, msgspec.Struct):
+        check_others(value, kind)
     return value
 
 
@@ -303,16 +305,16 @@ HARMLESS: Mapping[str, str] = {
 
 
 @lru_cache(maxsize=64)
-def with_others(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def with_others(kind: Any) -> Any:
     """A kind of body, with the fields of other APIs added if it asks for a text."""
-    if "stream" not in kind.__struct_fields__:
+    if "stream" not in getattr(kind, "__struct_fields__", ()):  # nor has a list of objects any
         return kind
     names = [name for name in (*REFUSED, *NOTED) if name not in kind.__struct_fields__]
     fields = [(name, Any, None) for name in names]
     return msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
 
 
-def check_others(body: msgspec.Struct, kind: type[msgspec.Struct]) -> None:
+def check_others(body: msgspec.Struct, kind: Any) -> None:
     """Refuse the fields of a body that its API does not have, or warn of them.
 
     Args:

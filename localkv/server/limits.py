@@ -42,6 +42,8 @@ else:
     Seed, Temperature = sampling("seed"), sampling("temperature")
     TopK, TopP = sampling("top_k"), sampling("top_p")
 
+MOST_ADAPTERS, MOST_SCALE = 256, 1e4
+"""Adapters of a model, and the scale of one (`loader.adapter_file`, `kernels.low_rank`)."""
 MOST_CHOICES = 128
 MOST_LOGPROBS = 100
 MOST_TOKENS = 2**53 - 1
@@ -91,6 +93,16 @@ Tools: TypeAlias = Annotated[list[dict[str, Any]], TOOLS]
 Names: TypeAlias = Annotated[list[Name], Meta(max_length=64)]
 Refused: TypeAlias = Annotated[list[Any], Meta(max_length=10_000)]
 """A list that must be empty, since the server has no such thing."""
+
+
+class AdapterScale(msgspec.Struct, kw_only=True):
+    """An adapter by its number, and how much of it is applied."""
+
+    id: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS - 1)]
+    scale: Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
+
+
+AdapterScales: TypeAlias = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]
 Variables: TypeAlias = Annotated[dict[Name, Any], Meta(max_length=64)]
 """Variables of a template."""
 Metadata: TypeAlias = Annotated[

@@ -190,11 +190,31 @@ class RequestFields(SamplingFields, kw_only=True):
     id_slot: limits.Int32 | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    lora: limits.AdapterScales | None = None
 
     @property
     def reuses(self) -> bool:
         """Whether what the cache has of the prompt is taken."""
         return self.cache_prompt is not False
+
+
+def adapters_of(front: Front, given: list[limits.AdapterScale] | None) -> dict[int, float] | None:
+    """The scales of adapters by their numbers, for a `Submit`; None for the server's.
+
+    Raises:
+        RequestError: there is no such adapter, or one is named twice.
+    """
+    if given is None:
+        return None
+    n, scales = len(front.facts.adapters), dict[int, float]()
+    for one in given:
+        if one.id >= n:
+            there = f"adapters are 0 to {n - 1}" if n else "start the server with --lora"
+            raise RequestError(400, f"there is no adapter {one.id}", there, extra={"param": "lora"})
+        if one.id in scales:
+            raise RequestError(400, f"adapter {one.id} is named twice", extra={"param": "lora"})
+        scales[one.id] = one.scale
+    return scales
 
 
 def place_of(front: Front, body: RequestFields) -> int:
@@ -290,11 +310,12 @@ async def text_fields(front: Front, body: RequestFields) -> dict[str, Any]:
     """Fields of a `Submit` that goes on from plain text.
 
     Raises:
-        RequestError: as `grammar_for` and `place_of`.
+        RequestError: as `grammar_for`, `place_of` and `adapters_of`.
     """
     return {
         "stop": stop_strings(body.stop),
         "grammar": await grammar_for(front, body),
         "reuses": body.reuses,
         "place": place_of(front, body),
+        "lora": adapters_of(front, body.lora),
     }

@@ -377,7 +377,6 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
     [
         "-fa off",
         "--flash-attn=0",
-        "--lora a.gguf",
         "-mu https://example.com/model.gguf",
         "-hft hf_token",
         "-cnv",

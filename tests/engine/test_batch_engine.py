@@ -15,7 +15,6 @@ import pytest
 
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
-from localkv.engine import batch_engine as engine_module
 from localkv.engine.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation, GenerationOptions
@@ -419,9 +418,9 @@ def test_threads_may_ask_at_any_time(load: Load, monkeypatch: pytest.MonkeyPatch
     model = load("llama")
     batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=4), n_batch=64))
 
-    def slow(*values: Any) -> Text:
+    def slow(engine: Engine, ids: Any, *values: Any) -> Text:
         time.sleep(0.05)
-        return Text(*values)
+        return Text(list(ids), len(ids))
 
     def ask(i: int) -> Generation:
         return batch.generate(
@@ -429,7 +428,7 @@ def test_threads_may_ask_at_any_time(load: Load, monkeypatch: pytest.MonkeyPatch
         )
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
-        patch.setattr(engine_module, "Text", slow)
+        patch.setattr(Engine, "text_of", slow)
         generations = list(pool.map(ask, range(4)))
     assert {one.request.number for one in generations} == {0, 1, 2, 3}
 

@@ -112,11 +112,17 @@ def test_ignored_ends_are_named_as_biases(server: RunningServer):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"lora": [{"id": 0, "scale": 1}]}, "lora"), ({"audit": True}, "audit")]
+    ("fields", "expected", "message"),
+    [
+        ({"lora": [{"id": 0, "scale": 1}]}, 400, "there is no adapter 0"),
+        ({"audit": True}, 501, "audit"),
+    ],
 )
-def test_what_is_not_there_is_501(server: RunningServer, fields: dict, message: str):
+def test_what_is_not_there_is_refused(
+    server: RunningServer, fields: dict, expected: int, message: str
+):
     status, answer = server.post("/completion", {**REQUEST, **fields})
-    assert status == 501
+    assert status == expected
     assert message in answer["error"]["message"]
 
 

@@ -85,7 +85,7 @@ def test_props(server: RunningServer):
         ("/infill", 400),
         ("/v1/images/generations", 501),
         ("/v1/audio/transcriptions", 501),
-        ("/lora-adapters", 501),
+        ("/lora-adapters", 400),
         ("/nothing", 404),
     ],
 )

@@ -12,6 +12,8 @@ import click
 from localkv.commands.cache_pairs import require_cache_type
 from localkv.commands.loading_options import (
     activations_option,
+    adapter_arguments,
+    adapter_options,
     draft_model_options,
     given_threads,
     ladder_arguments,
@@ -45,6 +47,7 @@ from localkv.commands.plan.model import (
     profile_plan,
     smoothed_memory,
     synthetic_model,
+    with_adapters,
     with_draft,
 )
 from localkv.config import Overrides
@@ -136,6 +139,8 @@ def _run(
         max(threads, given_threads(values["threads_batch"]) or 0),
         activations=values["activations"],
     )
+    if lora := adapter_arguments(values).get("lora"):
+        model_memory = with_adapters(model_memory, model, lora)
     if values["draft_model"] is not None:
         model_memory = with_draft(model_memory, model, values)
     with_profile = smoothed_memory(model_memory, profile)
@@ -317,6 +322,7 @@ plan = Command(
         profile_option(),
         *ladder_options(),
         *window_options(),
+        *adapter_options(),
         *draft_model_options(),
         *compute_options("one per core"),
         activations_option(),

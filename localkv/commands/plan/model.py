@@ -119,6 +119,23 @@ def with_draft(memory: ModelMemory, model: PlannedModel, values: Mapping[str, An
     return replace(memory, draft=draft.memory(memory))
 
 
+def with_adapters(
+    memory: ModelMemory, model: PlannedModel, lora: Mapping[str, float]
+) -> ModelMemory:
+    """The memory with LoRA adapters: files, and their scales.
+
+    Raises:
+        ModelFileError: a file can't be used.
+        UsageError: there is no file that it could change, or not on this device.
+    """
+    from localkv.loader.adapter_file import adapter_memory, opened_adapters
+
+    if model.header is None:
+        raise UsageError("--lora changes a model in a file", hint="leave out --synthetic")
+    files = opened_adapters(lora, model.header, model.config, memory.backend)
+    return replace(memory, adapters=adapter_memory([file for file, _ in files]))
+
+
 def synthetic_model(name: str) -> PlannedModel:
     """The model of SHAPE:TYPE.
 
@@ -148,6 +165,9 @@ def model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
         flags += ["--device", values["device"]]
     if values["activations"] != "auto":
         flags += ["--activations", values["activations"]]
+    for flag, joined in (("--lora", values["lora"]), ("--lora-scaled", values["lora_scaled"])):
+        for item in joined:
+            flags += [flag, item]
     if values["draft_model"] is not None:
         flags += ["-md", values["draft_model"]]
         for flag, name in (("-ctkd", "cache_type_k_draft"), ("-ctvd", "cache_type_v_draft")):

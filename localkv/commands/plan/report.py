@@ -128,6 +128,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
+        *([("adapters", byte_size(some.adapters))] if some.adapters else []),
         *_rounding_facts(plan),
         *_state_facts(plan),
         *_draft_facts(plan),
@@ -326,6 +327,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weights_allocated": some.weights_allocated,
         "weights_by_row": some.weights_by_row,
         "weights_decoded": some.weights_decoded,
+        "adapters": some.adapters,
         "scratch": some.scratch,
         "rounded_activations": None if rounding is None else asdict(rounding),
         "states": some.states,

@@ -41,7 +41,7 @@ from localkv.kernels.cpu.layers.program import GUESS
 from localkv.kernels.cpu.linear.embedding import embedding_source
 from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS
 from localkv.kernels.cpu.linear.matrices import product_sources
-from localkv.kernels.cpu.linear.products import head_source
+from localkv.kernels.cpu.linear.products import LOW_RANK, head_source
 from localkv.kernels.cpu.moe.experts import ROWS
 from localkv.kernels.cpu.recurrent.steps import OUTPUT, conv_source
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
@@ -76,6 +76,7 @@ def carried_sources() -> list[KernelSource]:
 
 def _common_sources() -> Iterator[KernelSource]:
     yield from (HELPERS, ACTIVATIONS, RESIDUALS, ROW_STEPS, LATE_PRODUCTS, GUESS, KEPT_SUMS, ROWS)
+    yield LOW_RANK
     for template in ("linear/fill", "attention/prefill", "attention/decode", "store/rotate_rows"):
         yield KernelSource(template)
     for gating in GATINGS:

@@ -84,7 +84,12 @@ def matmul(x: Tensor, weight: PackedTensor) -> Tensor:
 def linear(x: Tensor, layer: Linear) -> Tensor:
     """x [tokens, n_in] -> [tokens, n_out]."""
     y = matmul(x, layer.weight)
-    return y if layer.bias is None else y.add_(layer.bias)
+    if layer.bias is not None:
+        y = y.add_(layer.bias)
+    if layer.adapters is None:
+        return y
+    added: Tensor = layer.adapters.add(x, y)
+    return added
 
 
 def head_products(x: Tensor, stack: PackedTensor) -> Tensor:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +50,7 @@ from localkv.server.prompts import (
     infill_prompt,
     text_prompts,
 )
-from localkv.server.request_fields import RequestFields, text_fields
+from localkv.server.request_fields import RequestFields, adapters_of, text_fields
 from localkv.server.request_record import warn
 from localkv.tool_calls.source import Content
 
@@ -79,6 +79,7 @@ def generation_settings(
     n_probs: int = 0,
     timings_per_token: bool = False,
     post_sampling_probs: bool = False,
+    lora: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
     """The object `generation_settings` of an answer, and `params` of others.
 
@@ -88,6 +89,7 @@ def generation_settings(
         seed: the one that was drawn, if the request left it open.
         stop: strings that end the text.
         never: tokens that are not drawn because of `ignore_eos`.
+        lora: scales of adapters by their numbers.
     """
     known = params.seed if params.seed is not None and params.seed >= 0 else seed
     bias = {**params.logit_bias, **(dict.fromkeys(never, float("-inf")) if ignore_eos else {})}
@@ -117,7 +119,7 @@ def generation_settings(
         "samplers": list(params.samplers),
         "timings_per_token": timings_per_token,
         "post_sampling_probs": post_sampling_probs,
-        "lora": [],
+        "lora": [{"id": number, "scale": scale} for number, scale in (lora or {}).items()],
     }
 
 
@@ -133,7 +135,6 @@ class NativeBody(RequestFields, kw_only=True):
     response_fields: limits.Names | None = None
     n_indent: limits.Int32 | None = None
     t_max_predict_ms: limits.Milliseconds | None = None
-    lora: limits.Refused | None = None
 
     @property
     def n_texts(self) -> int:
@@ -320,6 +321,7 @@ class NativeAnswer:
                 n_probs=submit.logprobs or 0,
                 timings_per_token=bool(body.timings_per_token),
                 post_sampling_probs=bool(body.post_sampling_probs),
+                lora=scales_of(self.front, submit.lora),
             ),
             "prompt": self._prompts[index],
             "has_new_line": "\n" in text.text,
@@ -361,22 +363,11 @@ class NativeAnswer:
         return picked
 
 
-def _check(body: NativeBody) -> None:
-    """Refuse what makes no sense, or is not there.
-
-    Raises:
-        RequestError: says what.
-    """
-    if body.lora:
-        raise unsupported("lora", "merge the adapter into the model's file")
-
-
 @takes(NativeBody)
 async def completion(front: Front, request: Request) -> Response:
     """POST /completion."""
     body = await received(front, request, NativeBody)
     front.check_model(body.model)
-    _check(body)
     return await _completed(front, request, body, await text_prompts(front, body.prompt))
 
 
@@ -402,7 +393,6 @@ async def infill(front: Front, request: Request) -> Response:
     body = await received(front, request, InfillBody)
     front.check_model(body.model)
     _leave_out(body)
-    _check(body)
     prompt = await infill_prompt(
         front,
         body.input_prefix,
@@ -592,6 +582,34 @@ async def props(front: Front, request: Request) -> Response:
 async def change_props(front: Front, request: Request) -> Response:
     """POST /props: nothing can be changed."""
     raise unsupported("changing /props", "start the server with other options")
+
+
+def scales_of(front: Front, lora: Mapping[int, float] | None) -> dict[int, float]:
+    """The scale of each adapter by its number, of a request that asked for some, or for none."""
+    asked = front.lora if lora is None else lora
+    return {
+        number: one.scale if asked is None else asked.get(number, 0.0)
+        for number, one in enumerate(front.facts.adapters)
+    }
+
+
+async def lora_adapters(front: Front, request: Request) -> Response:
+    """GET /lora-adapters: the adapters that were loaded, and the scales of requests that name
+    none."""
+    return json_response(
+        [
+            {"id": number, "path": front.facts.adapters[number].path, "scale": scale}
+            for number, scale in scales_of(front, None).items()
+        ]
+    )
+
+
+@takes(limits.AdapterScales)
+async def change_lora_adapters(front: Front, request: Request) -> Response:
+    """POST /lora-adapters: other scales for requests that name none; adapters that are left out
+    have 0."""
+    front.lora = adapters_of(front, await received(front, request, limits.AdapterScales))
+    return json_response({"success": True})
 
 
 async def slots(front: Front, request: Request) -> Response:

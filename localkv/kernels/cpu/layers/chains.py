@@ -227,7 +227,8 @@ class LayerChains:
         """
         n = last.weight.shape[0]
         if adds_at_once(post_norm, spec):
-            add_products(chain, x, n_tokens, [Product(last.weight, "out", "residual", 4 * n)])
+            product = Product(last.weight, "out", "residual", 4 * n, last.adapters)
+            add_products(chain, x, n_tokens, [product])
             return
         y = chain.take(4 * n_tokens * n)
         add_products(chain, x, n_tokens, [with_bias(last, y)])

@@ -189,6 +189,141 @@ class MatrixJob(NamedTuple):
     late: Item = 0
 
 
+class ShrinkJob(NamedTuple):
+    """A x of low rank for some pairs of a matrix and an adapter, in the pieces that threads take:
+    some rows of A and some tokens. After it the pairs' `LowRankItem`s stand.
+
+    Attributes:
+        next_piece: the piece to take next.
+        n_tokens, n_in: the shape of the activations.
+        x: float32 [n_tokens, n_in].
+        low, low_bytes: float32 [n_tokens, ranks of all pairs], and bytes of a token.
+        scales, scale_bytes: float32 [n_tokens, adapters], and bytes of a token.
+        piece_rows, piece_tokens: rows of a pair's A, and tokens, of a piece.
+        n_pairs: of a matrix and an adapter.
+    """
+
+    next_piece: Item
+    n_tokens: Item
+    n_in: Item
+    x: Item
+    low: Item
+    low_bytes: Item
+    scales: Item
+    scale_bytes: Item
+    piece_rows: Item
+    piece_tokens: Item
+    n_pairs: Item
+
+
+class ExpandJob(NamedTuple):
+    """B times what `ShrinkJob` left, added to products. After it the `LowRankOutput`s of
+    the matrices stand, and then the `LowRankItem`s of all.
+
+    Attributes:
+        next_chunk: the chunk of panels to take next, counted through all matrices.
+        n_tokens: of the batch.
+        low, low_bytes, scales, scale_bytes: as in `ShrinkJob`.
+        chunk: panels of a chunk.
+        n_matrices: that follow.
+    """
+
+    next_chunk: Item
+    n_tokens: Item
+    low: Item
+    low_bytes: Item
+    scales: Item
+    scale_bytes: Item
+    chunk: Item
+    n_matrices: Item
+
+
+class LowRankOutput(NamedTuple):
+    """A product that is added to.
+
+    Attributes:
+        out: float32 [n_tokens, n_out].
+        n_out, n_panels: its rows, and the panels of B.
+        first_pair, n_pairs: its `LowRankItem`s.
+    """
+
+    out: Item
+    n_out: Item
+    n_panels: Item
+    first_pair: Item
+    n_pairs: Item
+
+
+class LowRankItem(NamedTuple):
+    """An adapter's part of a product (`low_rank.LowRank`).
+
+    Attributes:
+        a: float16 [rank, n_in].
+        b: float16 [panels, rank, 16].
+        rank: of both.
+        adapter: the column of its scales.
+        low: the column where A x begins.
+        factor: one float32, on the scales.
+    """
+
+    a: Item
+    b: Item
+    rank: Item
+    adapter: Item
+    low: Item
+    factor: Item
+
+
+class ExpertAdapterJob(NamedTuple):
+    """What adapters add to products of experts, row by row. After it the `LowRankOutput`s of
+    the stacks stand, and then the `ExpertItem`s of all.
+
+    Attributes:
+        next_row: the row to take next.
+        n_rows, n_used: pairs of token and expert, and experts of a token.
+        x, n_in, by_token: float32 by token or by row, and values of one.
+        pairs, experts: int64, of each row its pair, and of each pair its expert.
+        low, low_bytes: float32 [n_rows, ranks of all], and bytes of a row.
+        scales, scale_bytes: as in `ShrinkJob`.
+        n_matrices: that follow.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_used: Item
+    x: Item
+    n_in: Item
+    by_token: Item
+    pairs: Item
+    experts: Item
+    low: Item
+    low_bytes: Item
+    scales: Item
+    scale_bytes: Item
+    n_matrices: Item
+
+
+class ExpertItem(NamedTuple):
+    """A `LowRankItem` of a stack, and the bytes of A and of B from expert to expert; the rows of
+    `out` begin at row `first` of B, a multiple of 16."""
+
+    a: Item
+    b: Item
+    rank: Item
+    adapter: Item
+    low: Item
+    factor: Item
+    a_bytes: Item
+    b_bytes: Item
+    first: Item
+
+
+EXPERT_ADAPTER_ITEMS = len(ExpertAdapterJob._fields)
+SHRINK_ITEMS, EXPAND_ITEMS, OUTPUT_ITEMS = (
+    len(kind._fields) for kind in (ShrinkJob, ExpandJob, LowRankOutput)
+)
+
+
 class FillJob(NamedTuple):
     """Panels to be made of a matrix, or of a stack of them.
 

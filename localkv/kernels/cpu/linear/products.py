@@ -29,9 +29,13 @@ from localkv.kernels.cpu.linear.jobs import (
     LAYOUTS,
     ROW_FORMAT_NAMES,
     TOKENS_AT_ONCE,
+    ExpandJob,
     HeadJob,
+    LowRankItem,
+    LowRankOutput,
     MatrixJob,
     MultiplyJob,
+    ShrinkJob,
 )
 from localkv.kernels.cpu.linear.late_panels import LatePanels, Panels
 from localkv.kernels.cpu.linear.matrices import (
@@ -47,6 +51,7 @@ from localkv.kernels.cpu.linear.matrices import (
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.low_rank import PANEL, Adapters
 from localkv.kernels.primitives import round_activations
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.system.threads import n_threads
@@ -201,17 +206,19 @@ class Product:
         out: float32 [n_tokens, n_out].
         addend: what is added, float32 like `out`, or None.
         addend_stride: bytes from token to token in the addend; 0 for a bias.
+        adapters: what adds to it afterwards, or None.
     """
 
     weight: PackedTensor
     out: Where
     addend: Where | None = None
     addend_stride: int = 0
+    adapters: Adapters | None = None
 
 
 def with_bias(layer: Linear, out: Where) -> Product:
-    """A product and its bias; whoever runs the chain keeps the layer."""
-    return Product(layer.weight, out, layer.bias)
+    """A product, its bias and its adapters; whoever runs the chain keeps the layer."""
+    return Product(layer.weight, out, layer.bias, adapters=layer.adapters)
 
 
 def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
@@ -263,6 +270,58 @@ def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Produ
         groups.setdefault(kind_of(product.weight), []).append(product)
     for group in groups.values():
         _add_group(chain, x, n_tokens, group)
+    adapted = [product for product in products if product.adapters is not None]
+    if adapted:
+        _add_adapters(chain, x, n_tokens, adapted)
+
+
+LOW_RANK = KernelSource("linear/low_rank_product")
+FEW_TOKENS = 8
+"""Up to this many tokens threads share the rows of a matrix A, and above it the tokens."""
+PIECE_TOKENS = 32
+"""Tokens that meet all rows of a matrix A at a time, while both are in a core's cache."""
+
+
+def _add_adapters(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
+    """What adapters add to some products of x [n_tokens, n_in]: a step for their matrices A, and
+    one for their matrices B."""
+    n_in, column = products[0].weight.shape[-1], 0
+    pairs, outputs = list[LowRankItem](), list[LowRankOutput]()
+    a_bytes = b_bytes = n_panels = 0
+    for product in products:
+        assert product.adapters is not None
+        n_out, parts = product.weight.shape[0], product.adapters.parts
+        out = Memory(product.out, 4 * n_tokens * n_out)
+        outputs.append(LowRankOutput(out, n_out, -(-n_out // PANEL), len(pairs), len(parts)))
+        n_panels += outputs[-1].n_panels  # type: ignore[operator]
+        for part in parts:
+            if part.a.shape[1] != n_in or len(part.b) != -(-n_out // PANEL):
+                raise BoundsError(f"an adapter {part.a.shape}, {part.b.shape} of {n_out}, {n_in}")
+            data = [Memory(one, one.nbytes) for one in (part.a, part.b, part.factor)]
+            rank = part.rank
+            pairs.append(LowRankItem(data[0], data[1], rank, part.adapter, column, data[2]))
+            column += rank
+            a_bytes += part.a.nbytes
+            b_bytes += part.b.nbytes
+    assert products[0].adapters is not None
+    scales = products[0].adapters.scales.rows
+    if n_tokens > len(scales):
+        raise BoundsError(f"{n_tokens} tokens, and scales of {len(scales)}")
+    n_bytes = 4 * n_tokens * column
+    low = Memory(chain.take(n_bytes), n_bytes)
+    given = low, 4 * column, Memory(scales, n_tokens * scales.strides[0]), scales.strides[0]
+    is_few = n_tokens <= FEW_TOKENS
+    rows, tokens = (1, n_tokens) if is_few else (column, min(n_tokens, PIECE_TOKENS))
+    workers, items = specialized(LOW_RANK), tuple(itertools.chain(*pairs))
+    shrink = ShrinkJob(
+        0, n_tokens, n_in, Memory(x, 4 * n_tokens * n_in), *given, rows, tokens, len(pairs)
+    )
+    most = n_threads()
+    threads = max(1, min(most, a_bytes * n_tokens // LEAST_BYTES))
+    chain.add(workers["shrink"], (*shrink, *items), threads)
+    threads, chunk = shares(n_panels, b_bytes, n_tokens, n_panels, most)
+    expand = ExpandJob(0, n_tokens, *given, chunk, len(outputs))
+    chain.add(workers["expand"], (*expand, *itertools.chain(*outputs), *items), threads)
 
 
 class CpuProducts:

@@ -18,7 +18,16 @@ from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layers.chains import LayerChains, activate_source, has_common_kernel
-from localkv.kernels.cpu.linear.jobs import PACK_ITEMS, PART_BLOCKS, MatrixJob, MultiplyJob, PackJob
+from localkv.kernels.cpu.linear.jobs import (
+    PACK_ITEMS,
+    PART_BLOCKS,
+    ExpertAdapterJob,
+    ExpertItem,
+    LowRankOutput,
+    MatrixJob,
+    MultiplyJob,
+    PackJob,
+)
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     Items,
@@ -30,7 +39,7 @@ from localkv.kernels.cpu.linear.matrices import (
     kind_of,
     late_item,
 )
-from localkv.kernels.cpu.linear.products import Product, add_products, shares, with_bias
+from localkv.kernels.cpu.linear.products import LOW_RANK, Product, add_products, shares, with_bias
 from localkv.kernels.cpu.moe.jobs import (
     COMBINED,
     GROUP_ITEMS,
@@ -50,6 +59,7 @@ from localkv.kernels.cpu.moe.jobs import (
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Where
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights, Norm
+from localkv.kernels.low_rank import PANEL, Adapters
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd import LANES
 from localkv.system.threads import n_threads
@@ -162,6 +172,7 @@ class StackProduct:
         stack: [n_experts, ..., n_in], for which there is a kernel.
         out: float32 [n_pairs, n_out], by row.
         bias: float32 [n_experts, ...] of the whole matrices, or None.
+        adapters: of the whole matrices, or None.
     """
 
     stack: PackedTensor
@@ -169,6 +180,7 @@ class StackProduct:
     n_out: int
     bias: Floats | None = None
     first: int = 0
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +233,58 @@ def add_stack_products(
     for group in groups.values():
         first = matrix_of(group[0].stack)
         _add_products(chain, routing, first, _packed(chain, routing, rows, first), group)
+    adapted = [product for product in products if product.adapters is not None]
+    if adapted:
+        _add_adapters(chain, routing, rows, adapted)
+
+
+def _add_adapters(
+    chain: Chain, routing: Routing, rows: Rows, products: Sequence[StackProduct]
+) -> None:
+    """What adapters add to products of experts: one step."""
+    items, outputs, column = list[ExpertItem](), list[LowRankOutput](), 0
+    for product in products:
+        n_out, adapters = product.n_out, product.adapters
+        assert adapters is not None
+        out, n_panels = Memory(product.out, 4 * routing.n_pairs * n_out), -(-n_out // PANEL)
+        outputs.append(LowRankOutput(out, n_out, n_panels, len(items), len(adapters.parts)))
+        for part in adapters.parts:
+            n_experts, n_all = part.b.shape[:2]
+            ends = product.first // PANEL + n_panels
+            if part.a.shape[::2] != (routing.n_experts, rows.n_in) or product.first % PANEL:
+                raise BoundsError(f"an adapter {part.a.shape} of {routing.n_experts} experts")
+            if n_experts != routing.n_experts or n_all < ends:
+                raise BoundsError(f"an adapter {part.b.shape} of rows to {ends * PANEL}")
+            a, b, factor = (Memory(one, one.nbytes) for one in (part.a, part.b, part.factor))
+            steps = part.a.nbytes // n_experts, part.b.nbytes // n_experts
+            item = ExpertItem(
+                a, b, part.rank, part.adapter, column, factor, *steps, first=product.first
+            )
+            items.append(item)
+            column += part.rank
+    assert products[0].adapters is not None
+    scales, n_bytes = products[0].adapters.scales.rows, 4 * routing.n_pairs * column
+    if routing.n_tokens > len(scales):
+        raise BoundsError(f"{routing.n_tokens} tokens, and scales of {len(scales)}")
+    n_rows = routing.n_tokens if rows.by_token else routing.n_pairs
+    job = ExpertAdapterJob(
+        next_row=0,
+        n_rows=routing.n_pairs,
+        n_used=routing.n_used,
+        x=Memory(rows.x, 4 * n_rows * rows.n_in),
+        n_in=rows.n_in,
+        by_token=int(rows.by_token),
+        pairs=routing.pairs,
+        experts=routing.experts,
+        low=taken(chain, n_bytes),
+        low_bytes=4 * column,
+        scales=Memory(scales, routing.n_tokens * scales.strides[0]),
+        scale_bytes=scales.strides[0],
+        n_matrices=len(outputs),
+    )
+    flat = (*itertools.chain(*outputs), *itertools.chain(*items))
+    worker = specialized(LOW_RANK)["expert_rows"]
+    chain.add(worker, (*job, *flat), min(n_threads(), routing.n_pairs))
 
 
 def add_copies(
@@ -515,20 +579,23 @@ class ExpertSteps:
         hidden, up = self.chain.take(n_bytes), None
         if both is not None:
             up = self.chain.take(n_bytes)
-            bias = weights.gate_up_bias
+            bias, adapters = weights.gate_up_bias, weights.gate_up_adapters
             products = [
-                StackProduct(both, hidden, n_ff, bias),
-                StackProduct(both, up, n_ff, bias, first=n_ff),
+                StackProduct(both, hidden, n_ff, bias, adapters=adapters),
+                StackProduct(both, up, n_ff, bias, n_ff, adapters),
             ]
         else:
             assert weights.ffn_up_exps is not None
             if weights.ffn_gate_exps is None:
-                products = [StackProduct(weights.ffn_up_exps, hidden, n_ff, weights.up_bias)]
+                alone = StackProduct(weights.ffn_up_exps, hidden, n_ff, weights.up_bias)
+                products = [replace(alone, adapters=weights.up_adapters)]
             else:
                 up = self.chain.take(n_bytes)
+                gate = StackProduct(weights.ffn_gate_exps, hidden, n_ff, weights.gate_bias)
+                other = StackProduct(weights.ffn_up_exps, up, n_ff, weights.up_bias)
                 products = [
-                    StackProduct(weights.ffn_gate_exps, hidden, n_ff, weights.gate_bias),
-                    StackProduct(weights.ffn_up_exps, up, n_ff, weights.up_bias),
+                    replace(gate, adapters=weights.gate_adapters),
+                    replace(other, adapters=weights.up_adapters),
                 ]
         add_stack_products(self.chain, routing, rows, products)
         self.chains.add_activation(self.chain, moe.expert, routing.n_pairs, hidden, up)
@@ -571,7 +638,8 @@ class ExpertSteps:
             shared = self.add_mlp(h, moe.shared, weights.shared)
         sums = out if residual is None else taken(self.chain, 4 * n * self.n_embd).where
         stride = 0 if shared is None else 4 * self.n_embd
-        add_products(self.chain, total, n, [Product(up.weight, sums, shared, stride)])
+        product = Product(up.weight, sums, shared, stride, up.adapters)
+        add_products(self.chain, total, n, [product])
         if residual is not None:
             self.add_normed(sums, None, residual, out)
 
@@ -588,7 +656,8 @@ class ExpertSteps:
         rows = Rows(x, n_embd, by_token=not moe.weighs_input)
         hidden = Rows(self._add_hidden(rows, routing, moe, weights), moe.n_ff, by_token=False)
         y = taken(self.chain, 4 * routing.n_pairs * n_embd)
-        down = StackProduct(weights.ffn_down_exps, y.where, n_embd)
+        adapters = weights.down_adapters
+        down = StackProduct(weights.ffn_down_exps, y.where, n_embd, adapters=adapters)
         add_stack_products(self.chain, routing, hidden, [down])
         return y
 
