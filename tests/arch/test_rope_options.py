@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localkv.arch.spec import RopeSpec
 from localkv.cache.profile import read_profile, write_profile
 from localkv.config import Overrides, RopeOptions
 from localkv.errors import UsageError
+from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
+from localkv.kernels.rope import rope_frequencies, rope_table
 from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import measured_hash, model_fingerprint, model_hash
@@ -54,6 +57,23 @@ def test_scaling_makes_the_trained_context_longer(tmp_path: Path) -> None:
     assert _context("qwen3", tmp_path, **YARN) == 64
     assert _context("qwen3", tmp_path, rope_freq_scale=0.5) == 2 * trained
     assert _context("qwen3", tmp_path, rope_freq_base=1e6) == trained
+
+
+def test_distances_are_exact_to_the_end_of_a_scaled_context() -> None:
+    """Qwen 3 with YaRN: from 131,071 backwards a query sees keys as from the beginning, where
+    float32 angles would be off by 131,071 times their rounding, 4e-3."""
+    rope = RopeSpec(128, 1e6, scaling="yarn", factor=4.0, original_context_length=32768)
+    rope = replace(rope, yarn_ext_factor=1.0)
+    freqs, arrays = rope_frequencies(rope), NumpyArrays()
+
+    def rotated(positions: np.ndarray) -> np.ndarray:
+        table = rope_table(freqs, positions, rope, arrays)
+        return table.cos.astype(np.float64) + 1j * table.sin
+
+    for back in (1, 100, 32_767, 65_000):
+        near, far = (rotated(np.array([p, p + back])) for p in (5, 131_071 - back))
+        products = [(rows[1] * rows[0].conj()) for rows in (near, far)]
+        assert np.abs(products[0] - products[1]).max() < 4e-7
 
 
 def test_defaults_of_llama_cpp_leave_what_the_file_says() -> None:
