@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -174,6 +175,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if lost := [name for name in listed if name not in tensors]:
         raise ModelFileError(f"{printable(index_path)}: no file has {_some(lost)}")
     return tensors
+
+
+def release_pages(files: Sequence[MappedFile]) -> None:
+    """Give back the memory of mapped files, whose views stay valid and read them again."""
+    for file in files:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            file.data.madvise(mmap.MADV_DONTNEED)
 
 
 def _is_file_name(value: object) -> bool:

@@ -28,6 +28,7 @@ from localkv.conversion.checkpoint_files import (
     check_folder,
     read_json,
     read_json_list,
+    release_pages,
     stored_tensors,
 )
 from localkv.conversion.quantised import Census, with_codes
@@ -122,8 +123,9 @@ def plan_conversion(folder: Path, outtype: str = "auto") -> Plan:
     if outtype == "auto":
         outtype = _usual_type(tensors.values())
     writer = gguf.GGUFWriter(None, checkpoint.architecture)
+    release = partial(release_pages, [*{id(t.file): t.file for t in tensors.values()}.values()])
     made = [
-        _new_tensor(name, weight, outtype, keeps_codes=keeps_codes)
+        _new_tensor(name, weight, outtype, keeps_codes=keeps_codes, release=release)
         for name, weight in _weights(tensors, config, checkpoint, census)
     ]
     if len(names := {tensor.name for tensor in made}) < len(made):
@@ -243,19 +245,24 @@ def _usual(tensors: Sequence[NewTensor], outtype: str) -> str:
     return kind if n_bytes[kind] else outtype
 
 
-def _new_tensor(name: str, weight: Values, outtype: str, *, keeps_codes: bool) -> NewTensor:
+def _new_tensor(
+    name: str, weight: Values, outtype: str, *, keeps_codes: bool, release: Callable[[], None]
+) -> NewTensor:
     is_matrix = len(weight.shape) > 1 and name.endswith(".weight")
     fmt = FORMATS["f32"]
     if is_matrix and not ALWAYS_FLOAT32.search(name):
         fmt = weight.formats[0] if keeps_codes and weight.formats else FORMATS[outtype]
         if weight.shape[-1] % fmt.block_size:
             fmt = FORMATS["f16"]
-    return NewTensor(name, weight.shape, fmt, partial(_pieces, name, weight, fmt))
+    return NewTensor(name, weight.shape, fmt, partial(_pieces, name, weight, fmt, release))
 
 
-def _pieces(name: str, weight: Values, fmt: QuantFormat) -> Iterator[NDArray[np.uint8]]:
+def _pieces(
+    name: str, weight: Values, fmt: QuantFormat, release: Callable[[], None]
+) -> Iterator[NDArray[np.uint8]]:
     try:
         yield from weight.packed(fmt)
+        release()
     except ModelFileError as error:
         raise ModelFileError(f"tensor {quoted(name)}: {error.message}", error.hint) from None
 

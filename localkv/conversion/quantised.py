@@ -14,6 +14,7 @@ columns, and columns in the order of activations, fit no block: such matrices be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -349,7 +350,8 @@ def _compressed(parts: _Parts, name: str) -> tuple[str, Values] | None:
         return None
     weight, scale = parts.take(name), parts.take(f"{base}.weight_scale")
     if weight.dtype.startswith("F8"):
-        return f"{base}.weight", _scaled(weight, scale)
+        block = _block_size(_weight_settings(parts.settings), "block_structure")
+        return f"{base}.weight", _scaled(weight, scale, block)
     zero = parts.optional(f"{base}.weight_zero_point")
     if weight.dtype == "I8":
         bits, (n_out, n_in) = 8, weight.shape
@@ -360,7 +362,7 @@ def _compressed(parts: _Parts, name: str) -> tuple[str, Values] | None:
 
     elif part == "weight_packed" and weight.dtype == "I32":
         n_out, n_in = (int(n) for n in parts.take(f"{base}.weight_shape").raw)
-        bits = parts.settings.integer("num_bits", default=_bits(parts.settings))
+        bits = _weight_settings(parts.settings).integer("num_bits")
         if bits not in (4, 8):
             raise ModelFileError(f"compressed-tensors' codes of {bits} bits are not supported")
         n_each, words = 32 // bits, weight.raw
@@ -372,10 +374,8 @@ def _compressed(parts: _Parts, name: str) -> tuple[str, Values] | None:
     else:
         raise ModelFileError(f"tensor {quoted(name)}: weights of {weight.dtype} are not supported")
     scales = scale.floats()
-    scales = np.broadcast_to(
-        scales.reshape(-1, 1) if scales.ndim < 2 else scales,
-        (n_out, scales.shape[-1] if scales.ndim > 1 else 1),
-    )
+    scales = scales.reshape(-1, 1) if scales.ndim < 2 else scales
+    scales = np.broadcast_to(scales, (n_out, scales.shape[-1]))
     zeros = np.full(scales.shape, 1 << (bits - 1), np.int16)
     if zero is not None and zero.dtype == "I32":
         rows = np.arange(n_out)[:, None]
@@ -391,12 +391,12 @@ def _compressed(parts: _Parts, name: str) -> tuple[str, Values] | None:
     )
 
 
-def _bits(settings: Config) -> int:
-    """Bits of a code, which the first group of the configuration says."""
+def _weight_settings(settings: Config) -> Config:
+    """What the configuration says of weights, in its first group."""
     for group in settings.table("config_groups").values():
         if isinstance(group, dict) and isinstance(group.get("weights"), dict):
-            return Config(group["weights"]).integer("num_bits")
-    raise ModelFileError("config.json: config_groups doesn't say how many bits a code has")
+            return Config(group["weights"])
+    raise ModelFileError("config.json: config_groups says nothing of weights")
 
 
 def _fp8(parts: _Parts, name: str) -> tuple[str, Values] | None:
@@ -409,27 +409,46 @@ def _fp8(parts: _Parts, name: str) -> tuple[str, Values] | None:
             parts.taken.add(name)
             return None
         if name.endswith(".weight") and name + end in parts.tensors:
-            return name, _scaled(parts.take(name), parts.take(name + end))
+            block = _block_size(parts.settings, "weight_block_size")
+            return name, _scaled(parts.take(name), parts.take(name + end), block)
     return None
 
 
-def _scaled(weight: StoredTensor, scale: StoredTensor) -> Values:
-    """8-bit floats times a scale: of all, of each row, or of blocks of rows and columns."""
+def _scaled(weight: StoredTensor, scale: StoredTensor, block: Any = None) -> Values:
+    """8-bit floats times a scale.
+
+    Args:
+        scale: of all, of each row ([n_out] or [n_out, 1]), or of blocks.
+        block: rows and columns of a block, the last of which may be cut off.
+    """
     (n_out, n_in), factors = weight.shape, scale.floats()
-    factors = factors.reshape(-1, 1) if factors.ndim < 2 else factors
-    n_rows, n_columns = (
-        max(1, -(-n // max(1, m))) for n, m in zip((n_out, n_in), factors.shape, strict=True)
-    )
-    if n_rows * factors.shape[0] < n_out or n_columns * factors.shape[1] < n_in:
+    n_rows, n_columns = block or (1, n_in)
+    if factors.size == 1:
+        n_rows, n_columns = n_out, n_in
+    sizes = -(-n_out // n_rows), -(-n_in // n_columns)
+    if factors.size != math.prod(sizes):
         raise ValueError(f"{list(scale.shape)} scales for {n_out} x {n_in}")
-    if factors.shape[0] > 1 and n_rows > 1:  # blocks of 128, the last of which may be cut off
-        n_rows = n_columns = max(n_rows, n_columns, 128 if min(n_out, n_in) > 128 else 1)
+    factors = factors.reshape(sizes)
     rows, columns = np.arange(n_out) // n_rows, np.arange(n_in) // n_columns
 
     def read(index: Index) -> Floats:
         return np.asarray(weight.floats(index) * factors[rows[index]][:, columns], np.float32)
 
     return Values((n_out, n_in), read)
+
+
+def _block_size(settings: Config, name: str) -> list[int] | None:
+    """Rows and columns of a block of 8-bit floats; None where each row has a scale, or all have.
+
+    Raises:
+        ModelFileError: the configuration says something else.
+    """
+    if not settings.has(name):
+        return None
+    size = settings.integers(name)
+    if len(size) != 2 or min(size) < 1:
+        raise ModelFileError(f"config.json: {name} is {size}")
+    return size
 
 
 def _mxfp4(parts: _Parts, name: str) -> tuple[str, Values] | None:

@@ -53,6 +53,10 @@ class Folder:
         self.prompt.write_text(EVERYTHING + "\n\n" + "The fox said hello to the owl. " * 40)
         self.template = path / "template.jinja"
         self.template.write_text("{{ raise_exception('" + ORDERS[2] + "\x9b2J') }}")
+        self.checkpoint = path / f"checkpoint{NAME}"
+        self.checkpoint.mkdir()
+        config = {"architectures": [ORDERS[2] + "\x9b2J"]}
+        (self.checkpoint / "config.json").write_text(json.dumps(config))
         self.env: dict[str, str] = {
             "HF_HOME": str(path / "hf"),
             "TERM": "xterm-256color",
@@ -132,6 +136,7 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["MODEL", NAME, NAME], 2),
         (["UNKNOWN", "F16"], None),
     ],
+    "convert": [(["CHECKPOINT"], 1), (["MODEL"], 2), ([NAME], 2)],
     "plan": [(["-m", "MODEL"], 0), (["-m", "UNKNOWN"], 1)],
     "show": [
         (["-m", "MODEL"], 0),
@@ -167,6 +172,7 @@ def filled(folder: Folder, words: list[str]) -> list[object]:
         "UNKNOWN": folder.unknown,
         "PROMPT": folder.prompt,
         "TEMPLATE": folder.template,
+        "CHECKPOINT": folder.checkpoint,
     }
     return [places.get(word, word) for word in words]
 

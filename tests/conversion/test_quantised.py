@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from localkv.conversion.convert import Plan, plan_conversion
 from localkv.errors import ModelFileError
+from localkv.quant_formats import FORMATS
 from support.checkpoints import cases, write_checkpoint, write_safetensors
+from support.checkpoints import values as given
 
 CASES = cases()
 LAYER = "blk.0.ffn_down.weight"
@@ -101,6 +103,30 @@ def test_small_floats_become_larger_ones(name: str, tmp_path: Path) -> None:
     assert eight[LAYER].tensor_type.name == "Q8_0"
     got, want = values(eight[LAYER]), values(floats[LAYER])
     assert np.abs(got - want).max() <= np.abs(want).max() / 250
+
+
+def test_blocks_of_small_floats_may_be_cut_off(tmp_path: Path) -> None:
+    """A matrix of 96 x 64 in blocks of 40 x 40: three and two of them."""
+    folder = write_checkpoint(tmp_path / "tiny", CASES["fp8"])
+    tensors = {}
+    for name, (dtype, shape) in CASES["fp8"]["tensors"].items():
+        array = given(name, dtype, shape)
+        if name.endswith("_scale_inv"):
+            sizes = CASES["fp8"]["tensors"][name.removesuffix("_scale_inv")][1]
+            array = given(name, dtype, [-(-size // 40) for size in sizes])
+        tensors[name] = (dtype, array)
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    write_safetensors(folder / "model.safetensors", tensors)
+    settings = {"quant_method": "fp8", "weight_block_size": [40, 40]}
+    config = CASES["fp8"]["config"] | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    _, floats = made(folder, tmp_path / "floats.gguf", "f32")
+    name = "model.layers.0.mlp.down_proj.weight"
+    codes, scales = tensors[name][1], tensors[f"{name}_scale_inv"][1]
+    exact = np.repeat(np.repeat(scales, 40, 0)[: codes.shape[0]], 40, 1)[:, : codes.shape[1]]
+    fp8 = FORMATS["fp8_e4m3"].codec.decode((codes[..., None],)).reshape(codes.shape)
+    np.testing.assert_array_equal(values(floats[LAYER]), fp8 * exact)
 
 
 def awq_words(codes: NDArray[np.int64]) -> NDArray[np.int32]:
