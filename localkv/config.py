@@ -22,7 +22,13 @@ from localkv.errors import UsageError
 from localkv.option_checks import unknown_name
 
 DEVICES = ("auto", "cuda", "cpu", "reference")
-"""Values of `--device`; "auto" is "cuda" if that can be used, else "cpu"."""
+"""Names of devices; "auto" is "cuda" if that can be used, else "cpu"."""
+
+
+def device_name(text: str) -> str:
+    """A device as placements name it: "cuda0" of CUDA0 and cuda:0, "cpu" of CPU."""
+    return text.strip().lower().replace(":", "")
+
 
 FIT = ("on", "off")
 """Values of `--fit`: "on" refuses a model that does not fit in memory."""

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, Unpack, 
 
 import numpy as np
 
+from localkv.arch.placement import Offload
 from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import ACTIVATIONS, DEFAULT_CACHE_DISK, FIT, CacheConfig, KVScales, Overrides
+from localkv.config import (
+    ACTIVATIONS,
+    DEFAULT_CACHE_DISK,
+    FIT,
+    CacheConfig,
+    KVScales,
+    Overrides,
+    device_name,
+)
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -41,8 +50,8 @@ from localkv.engine.tokenized_model import (
 )
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend, in_words
-from localkv.kernels.layer_kinds import check_layers
-from localkv.kernels.select import select_backend, unused_gpu
+from localkv.kernels.places import Places
+from localkv.kernels.select import gpu_names, places_of, select_backend, unused_gpu
 from localkv.loader.answer_tags import ChannelDecoder, channel_markers
 from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt
@@ -60,8 +69,11 @@ from localkv.memory.fit import (
     cache_in_bytes,
     cache_that_fits,
     check_fit,
+    check_parts_fit,
     chosen_context,
     free_memory,
+    free_on,
+    in_places,
 )
 from localkv.memory.plan import ModelMemory
 from localkv.option_checks import check_options, check_types, keywords, unknown_name
@@ -88,6 +100,10 @@ if TYPE_CHECKING:
 Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """[tokens, n_vocab]"""
 
+NO_GPU = (
+    "there is no GPU to place parts of the model on: what says where they are "
+    "(n_gpu_layers, -ngl) changes nothing"
+)
 _HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
 """Attributes of a model that end with `close`."""
 
@@ -977,7 +993,7 @@ class LoadedEngine:
 def loaded_engine(
     gguf: GGUFFile,
     config: ModelSpec,
-    backend: Backend,
+    places: Places,
     cache: CacheConfig,
     *,
     n_batch: int,
@@ -1009,7 +1025,7 @@ def loaded_engine(
     Raises:
         LocalKVError: the file can't be read, or something does not fit in memory.
     """
-    warnings = []
+    warnings, backend = [], places.whole
     types = {
         name: "f32" if name in decoded else tensor.format.name
         for name, tensor in gguf.tensors.items()
@@ -1024,7 +1040,7 @@ def loaded_engine(
     ) as all_linked:
         model, unused = load_model(
             gguf,
-            backend,
+            places,
             on_layer=lambda done, of: report("weights", done, of),
             smoothing=smoothing,
             decoded=decoded,
@@ -1045,7 +1061,7 @@ def loaded_engine(
             n_batch=n_batch,
             exact=exact,
             check_source=gguf.check_unchanged,
-            n_between=0 if backend.records else speculation.n_between,
+            n_between=0 if places.records else speculation.n_between,
         )
         if backend.compiles:
             report("kernels", 0, 0)
@@ -1119,7 +1135,17 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a sequence
             of pairs. None takes f16, q8_0, q8_0/q4_0 and q4_1c/q4_0. Where heads are a multiple of
             64, q4_1c128/kv3_0 follows.
-        device: "auto", "cuda", "cpu" or "reference".
+        device: "auto", "cuda", "cpu" or "reference"; or GPUs by number, "cuda1" or "cuda0,cuda1",
+            over which the layers are divided in order.
+        n_gpu_layers: the last N layers, and as one more the output, are on the GPU, the others on
+            the CPU; "all", or None for as many as fit.
+        n_cpu_moe: the experts of the first N layers are on the CPU; "all".
+        override_tensor: "REGEX=PLACE": parts of the model whose tensors' names a regular
+            expression finds are at a place, such as "CPU" or "CUDA0" (docs/gpu.md).
+        offload_kqv: attention and its cache are on the GPU where its layer is; else on the CPU.
+        tensor_split: how much of the layers each GPU gets, in proportion; None for as much as is
+            free there.
+        main_gpu: the GPU that "auto" and "cuda" stand for.
         activations: "exact" multiplies float32 by float32, to measure what else costs something:
             weights whose products would round activations (on a CPU packed ones, to 8 bits, on a
             GPU all but F32) are decoded when they are loaded. They take four bytes a value, and
@@ -1231,6 +1257,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         kv_budget: int | Literal["auto"] | None = None,
         kv_ladder: str | Sequence[tuple[str, str]] | None = None,
         device: str = "auto",
+        n_gpu_layers: int | Literal["all"] | None = None,
+        n_cpu_moe: int | Literal["all"] = 0,
+        override_tensor: Sequence[str] = (),
+        offload_kqv: bool = True,
+        tensor_split: Sequence[float] | None = None,
+        main_gpu: int = 0,
         activations: str = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
@@ -1276,7 +1308,17 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         check_types(LLM.__init__, locals())
         overrides = Overrides.of(locals())
         self.warnings: list[str] = []
-        backend = select_backend(device, k_before_rope=k_before_rope)
+        gpus = gpu_names(device, main_gpu)
+        one = gpus[0] if len(gpus) > 1 or main_gpu else device_name(device)
+        backend = select_backend(one, k_before_rope=k_before_rope)
+        offload = Offload.of(
+            n_gpu_layers, n_cpu_moe, override_tensor, offload_kqv, tensor_split or ()
+        )
+        if backend.name == "cpu":
+            if not offload.is_auto or offload.split:
+                self.warnings.append(NO_GPU)
+            offload, gpus = Offload(), []
+        is_divided = len(gpus) > 1 or not (offload.is_auto or offload.is_whole)
         if k_before_rope:
             check_before_rope(kv_profile, kv_scales)
         if line := unused_gpu(device):
@@ -1304,6 +1346,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             self.warnings.append(RECORDING_LEFT)
         check_drafter(self.speculation, draft_model)
         check_head(drafter != "mtp" or not backend.records, "on a GPU none is run yet")
+        check_head(drafter != "mtp" or not is_divided, "in several places none is run")
+        if draft_model is not None and is_divided:
+            raise UsageError(
+                "a draft model can't guess for a model in several places yet",
+                hint="leave out the options that divide the model, or guess with spec='ngram'",
+            )
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
@@ -1311,7 +1359,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self.config: ModelSpec = checked_spec(self.gguf)
         has_head = self.config.prediction is not None
         is_free = spec is None and draft_model is None
-        if has_head and is_free and not backend.records:
+        if has_head and is_free and not backend.records and not is_divided:
             self.speculation = replace(self.speculation, drafter="mtp")
         if self.speculation.drafter == "mtp":
             check_head(has_head, f"{self.gguf.path.name} has none")
@@ -1367,7 +1415,11 @@ class LLM(TextModel, EmbeddingModel, StateModel):
                 "adapters can't be used with a KV profile that smooths channels",
                 hint="leave out the profile, and name types with cache_type_k and cache_type_v",
             )
-        check_layers(backend, self.config)
+        if adapters and is_divided:
+            raise UsageError(
+                "adapters can't be used with a model in several places",
+                hint="leave out what divides it",
+            )
         n_threads = n_threads or default_threads(frozenset(cpus or ()))
         most_threads = max(n_threads, n_threads_batch or 0)
         if cpus is not None and len(set(cpus)) < most_threads:
@@ -1392,6 +1444,17 @@ class LLM(TextModel, EmbeddingModel, StateModel):
 
             draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
             memory = replace(memory, draft=draft.memory(memory))
+        budgets = {} if fit == "off" else free_on(gpus, backend)
+        if gpus:
+            memory, lines = in_places(memory, self.cache, offload, gpus, budgets)
+            self.warnings += lines
+        places = places_of(memory.placement, gpus, backend, self.config)
+        backend = places.whole
+        if not places.is_one and (kv_budget == "auto" or n_cache_tokens == "fit"):
+            raise UsageError(
+                "a cache that takes what is free needs a model in one place",
+                hint="say how large it is: --kv-budget SIZE, --cache-tokens N or --cache-size SIZE",
+            )
         head_cache = None
         if self.speculation.drafter == "mtp":
             from localkv.memory.draft_file import head_memory
@@ -1409,8 +1472,10 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             budget = free_memory(backend) if fit == "on" else None
             self.cache, lines = cache_that_fits(memory, self.cache, budget)
             self.warnings += lines
-        if fit == "on":
+        if fit == "on" and places.is_one:
             self._check_fit(memory, backend)
+        elif fit == "on":
+            check_parts_fit(memory, self.cache, budgets)
         with (
             uncollected(),
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
@@ -1418,7 +1483,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             loaded = loaded_engine(
                 self.gguf,
                 self.config,
-                backend,
+                places,
                 self.cache,
                 n_batch=n_batch,
                 exact=exact,
@@ -1452,7 +1517,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         )
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
-        self.backend = backend
+        self.places, self.backend = places, places.whole
         self._step_ms = step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
         if cache_disk is not None:

@@ -38,21 +38,20 @@ _MEANT = {
     "n_threads_batch": "threads_batch",
     "cache_type_k": "type_k kv_cache_type kv_cache_dtype",
     "cache_type_v": "type_v",
+    "n_gpu_layers": "gpu_layers num_gpu",
+    "override_tensor": "tensor_buft_overrides",
+    "offload_kqv": "kv_offload",
     "progress": "verbose show_progress",
     "on_progress": "progress_callback",
 }
 MEANT = {other: name for name, others in _MEANT.items() for other in others.split()}
 """Another library's name of an option -> ours."""
 
-_ONE_DEVICE = "the whole model runs on one device, device='cuda' or 'cpu': it can't be divided yet"
+_DIVIDED = "n_gpu_layers, n_cpu_moe and override_tensor say what is on the GPU"
 _SCHEMA = "schema=... keeps the text to a JSON schema, grammar=... to GBNF or Lark"
 _GREEDY = "temperature=0 takes the most likely token each time"
-_DIVISIONS = (
-    *("n_gpu_layers", "gpu_layers", "num_gpu", "device_map", "tensor_split", "split_mode"),
-    *("main_gpu", "n_cpu_moe", "override_tensor", "tensor_buft_overrides"),
-)
 ADVICE = {
-    **dict.fromkeys(_DIVISIONS, _ONE_DEVICE),
+    **dict.fromkeys(("device_map", "split_mode"), _DIVIDED),
     **dict.fromkeys(("format", "response_format"), _SCHEMA),
     **dict.fromkeys(("do_sample", "greedy"), _GREEDY),
     "embedding": "LLM.embed works with every model",

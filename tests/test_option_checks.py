@@ -69,7 +69,7 @@ def test_the_option_that_was_meant(llm: LLM, name: str, meant: str) -> None:
     [
         ("num_ctx", r"\(n_ctx is an option of LLM\(\.\.\.\)\)"),
         ("cache_type_k", r"\(cache_type_k is an option of LLM\(\.\.\.\)\)"),
-        ("n_gpu_layers", r"\(the whole model runs on one device, "),
+        ("device_map", r"\(n_gpu_layers, n_cpu_moe and override_tensor say "),
         ("response_format", r"\(schema=\.\.\. keeps the text to a JSON schema"),
         ("zzz", r"\(options: max_tokens, stop, .*, samplers\)"),
     ],

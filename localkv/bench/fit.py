@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from localkv.arch.placement import Offload
 from localkv.bench.grid import Grid
 from localkv.bench.parallel import ParallelTest
 from localkv.bench.source import Source
 from localkv.cache.cache_checks import check_cache
 from localkv.config import CacheConfig
-from localkv.kernels.select import select_backend
-from localkv.memory.fit import check_fit, free_memory
+from localkv.errors import UsageError
+from localkv.kernels.select import gpu_names, select_backend
+from localkv.memory.fit import check_fit, check_parts_fit, free_memory, free_on, in_places
 from localkv.memory.plan import ModelMemory
 from localkv.system.threads import n_threads
 
 
-def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> list[str]:
+def check_grid(
+    source: Source, grid: Grid, device: str, like: CacheConfig, offload: Mapping[str, Any]
+) -> list[str]:
     """Refuse a grid if any of its caches does not fit, before anything is allocated.
 
     Args:
         like: all caches are so, but for their types and sizes.
+        offload: the arguments of `LLM` that divide a model over devices.
 
     Returns:
         warnings: settings that fit only without all of the mapped weights, each once.
@@ -30,19 +36,34 @@ def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> li
         DoesNotFitError: names settings that would fit.
     """
     sizes = (max((test.n_ctx for test in grid.tests(depth)), default=0) for depth in grid.n_depth)
-    return _check(source, grid, device, [replace(like, n_ctx=n_ctx) for n_ctx in sizes if n_ctx])
+    caches = [replace(like, n_ctx=n_ctx) for n_ctx in sizes if n_ctx]
+    return _check(source, grid, device, caches, offload)
 
 
 def check_parallel(
-    tests: Sequence[ParallelTest], source: Source, grid: Grid, device: str, like: CacheConfig
+    tests: Sequence[ParallelTest],
+    source: Source,
+    grid: Grid,
+    device: str,
+    like: CacheConfig,
+    offload: Mapping[str, Any],
 ) -> list[str]:
     """Refuse tests with many sequences if a cache of theirs does not fit, as `check_grid` does."""
-    return _check(source, grid, device, [test.cache(like) for test in tests])
+    return _check(source, grid, device, [test.cache(like) for test in tests], offload)
 
 
-def _check(source: Source, grid: Grid, device: str, caches: Sequence[CacheConfig]) -> list[str]:
-    backend = select_backend(device)
+def _check(
+    source: Source, grid: Grid, device: str, caches: Sequence[CacheConfig], given: Mapping[str, Any]
+) -> list[str]:
+    gpus = gpu_names(device, given["main_gpu"])
+    one = gpus[0] if len(gpus) > 1 or given["main_gpu"] else device
+    backend, offload = select_backend(one), Offload.of_arguments(given)
     budget = free_memory(backend)
+    is_divided = backend.name != "cpu" and (len(gpus) > 1 or not offload.is_auto)
+    if is_divided and source.path is None:
+        raise UsageError(
+            "a shape runs in one place", hint="leave out -ngl and the like, or measure a file"
+        )
     warnings = []
     for setting in grid.settings():
         memory = ModelMemory(
@@ -56,6 +77,11 @@ def _check(source: Source, grid: Grid, device: str, caches: Sequence[CacheConfig
         for made in caches:
             cache = replace(made, type_k=setting.type_k, type_v=setting.type_v)
             check_cache(cache, source.config.groups)
+            if is_divided:
+                budgets = free_on(gpus, backend)
+                placed, _ = in_places(memory, cache, offload, gpus, budgets)
+                check_parts_fit(placed, cache, budgets)
+                continue
             if budget and (warning := check_fit(memory, cache, budget, has_ctx=False)):
                 warnings.append(warning)
     return list(dict.fromkeys(warnings))

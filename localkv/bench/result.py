@@ -32,6 +32,7 @@ class Machine:
         backend: as `--device` names it.
         device: the value of `--device`.
         attention, linear: the implementations of attention and products.
+        n_gpu_layers: the layers that are on GPUs, and the output as one more.
     """
 
     cpu: str
@@ -40,6 +41,7 @@ class Machine:
     device: str
     attention: str
     linear: str
+    n_gpu_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,6 @@ class Result:
         Columns of features that localkv lacks hold the equivalent value: all layers on one device,
         no thread polling, nothing fitted.
         """
-        on_gpu = self.machine.backend == "cuda"
         source, setting, test = self.source, self.setting, self.test
         return {
             "build_commit": __version__,
@@ -114,7 +115,7 @@ class Result:
             "poll": 0,
             "type_k": setting.type_k,
             "type_v": setting.type_v,
-            "n_gpu_layers": source.config.n_layers + 1 if on_gpu else 0,
+            "n_gpu_layers": self.machine.n_gpu_layers,
             "n_cpu_moe": 0,
             "split_mode": "none",
             "main_gpu": 0,

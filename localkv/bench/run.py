@@ -8,7 +8,7 @@ first, as in `GenerationStats`. Loading, warming up and filling the context are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +46,7 @@ class Options:
         repetitions: samples of each test.
         warm_up: run each test once before the samples.
         device: the value of `--device`.
+        offload: the arguments of `LLM` that divide a model over devices.
         cache: of all caches, but for their types and sizes.
         on_progress: called with the next step, in a few words.
     """
@@ -53,6 +54,7 @@ class Options:
     repetitions: int = 5
     warm_up: bool = True
     device: str = "auto"
+    offload: Mapping[str, Any] = field(default_factory=dict)
     cache: CacheConfig = field(default_factory=CacheConfig)
     on_progress: Callable[[str], None] = lambda text: None
 
@@ -210,6 +212,7 @@ def machine_of(subject: Subject, device: str) -> Machine:
         device=device,
         attention=kernels["attention"],
         linear=kernels["products"],
+        n_gpu_layers=subject.model.places.placement.n_gpu_layers,
     )
 
 

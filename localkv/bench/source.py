@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import PAGE_TOKENS
@@ -103,8 +106,16 @@ class Subject:
     warnings: tuple[str, ...] = ()
 
 
-def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
+def load(
+    source: Source,
+    device: str = "auto",
+    fit: str = "on",
+    offload: Mapping[str, Any] = MappingProxyType({}),
+) -> Subject:
     """Load a file, or draw random weights.
+
+    Args:
+        offload: the arguments of `LLM` that divide a model over devices; of a file only.
 
     Raises:
         LocalKVError: as `LLM` does.
@@ -122,6 +133,7 @@ def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
         progress=False,
         override_kv=source.overrides.kv,
         **asdict(source.overrides.rope),
+        **offload,
     )
     if llm.backend.late is not None:
         llm.backend.late.finish()

@@ -8,6 +8,7 @@ budget; a profile of types by layer; the CPUs for threads; speculative decoding.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -43,7 +44,7 @@ from localkv.config import (
     RopeOptions,
 )
 from localkv.engine.speculation.config import DRAFTERS, MOST_DRAFTED, Speculation, check_drafter
-from localkv.errors import ModelFileError, UsageError
+from localkv.errors import ModelFileError, UsageError, quoted
 from localkv.quant_formats import FORMER_NAMES, KV_FORMATS, WHY_RENAMED
 from localkv.system.processor import cpus_of_mask, cpus_of_range
 from localkv.system.threads import check_cpus
@@ -201,6 +202,7 @@ def loading_options(
         *ladder_options(),
         *compute_options(default_threads),
         *placement_options(),
+        *offload_options(),
         activations_option(),
         MODEL.option(
             "-fit --fit",
@@ -208,8 +210,8 @@ def loading_options(
             type=Choice(FIT, case_sensitive=False),
             default="on",
             metavar="WHEN",
-            help="on: refuse a model that does not fit in memory, before anything is allocated. "
-            "off: try it.",
+            help="on: leave on the CPU what a GPU has no room for, and refuse a model that does "
+            "not fit in memory, before anything is allocated. off: try it.",
         ),
         MODEL.flag(
             "--mlock",
@@ -429,6 +431,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_threads": given_threads(values["threads"]),
         "n_threads_batch": given_threads(values["threads_batch"]),
         **placement_arguments(values),
+        **offload_arguments(values),
         **ladder_arguments(values),
         **adapter_arguments(values),
     }
@@ -660,6 +663,111 @@ def placement_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{name} {text}: {error.message}", hint=error.hint) from None
         found |= cpus
     return {"cpus": sorted(found) or None, "cpu_strict": values["cpu_strict"] == "1"}
+
+
+_OFFLOAD = Panel("Several devices")
+OFFLOAD = (
+    *("n_gpu_layers", "n_cpu_moe", "cpu_moe", "override_tensor"),
+    *("offload_kqv", "tensor_split", "main_gpu"),
+)
+
+
+def _layers(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> int | Literal["all"] | None:
+    """A number of layers, all of them, or None for what fits."""
+    text = (value or "auto").strip().lower()
+    if text in ("auto", "-1"):
+        return None
+    if text in ("all", "-2"):
+        return "all"
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise UsageError(
+            f"{param.opts[0]} {quoted(value or '')} is no number of layers",
+            hint="use a number, all or auto",
+        )
+    return int(text)
+
+
+MOST_DIGITS = 6
+"""Digits of a number of layers."""
+
+
+def _split(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(float(part) for part in re.split("[,/]", value))
+    except ValueError:
+        raise UsageError(f"-ts {quoted(value)} is no list of shares", hint="such as 3,1") from None
+
+
+def offload_options() -> list[click.Parameter]:
+    """Options about what is on a GPU; `offload_arguments` reads them."""
+    return [
+        _OFFLOAD.option(
+            "n_gpu_layers -ngl --gpu-layers --n-gpu-layers",
+            llama_env="N_GPU_LAYERS",
+            metavar="N",
+            callback=_layers,
+            help="The last N layers are on the GPU, the output counts as one more, and the others "
+            "are on the CPU; or all, or auto for as many as fit. [default: auto]",
+        ),
+        _OFFLOAD.option(
+            "-ncmoe --n-cpu-moe",
+            llama_env="N_CPU_MOE",
+            type=Whole(0),
+            default=0,
+            help="The experts of the first N layers are on the CPU.",
+        ),
+        _OFFLOAD.flag("-cmoe --cpu-moe", llama_env="CPU_MOE", help="All experts are on the CPU."),
+        _OFFLOAD.option(
+            "-ot --override-tensor",
+            llama_env="OVERRIDE_TENSOR",
+            multiple=True,
+            metavar="REGEX=PLACE",
+            help="Parts whose tensors' names match are in a place, CPU or CUDA0, as in "
+            '"ffn_.*_exps=CPU". What moves together is a layer\'s attention, its feed-forward '
+            "block, the embedding and the output.",
+        ),
+        _OFFLOAD.option(
+            "offload_kqv -kvo/-nkvo --kv-offload/--no-kv-offload",
+            llama_env="KV_OFFLOAD",
+            type=bool,
+            default=True,
+            help="Attention and its cache are on the GPU where its layer is, or all on the CPU.  "
+            "[default: kv-offload]",
+        ),
+        _OFFLOAD.option(
+            "-ts --tensor-split",
+            llama_env="TENSOR_SPLIT",
+            metavar="N,...",
+            callback=_split,
+            help="How much of the layers each GPU of --device gets, in proportion. [default: as "
+            "much as is free there]",
+        ),
+        _OFFLOAD.option(
+            "-mg --main-gpu",
+            llama_env="MAIN_GPU",
+            type=Whole(0, MOST_GPUS),
+            default=0,
+            help="The GPU that --device auto and cuda stand for.",
+        ),
+    ]
+
+
+MOST_GPUS = 127
+
+
+def offload_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that their values stand for."""
+    found = {name: values[name] for name in OFFLOAD if name != "cpu_moe"}
+    found["override_tensor"] = list(found["override_tensor"])
+    if values["cpu_moe"]:
+        found["n_cpu_moe"] = "all"
+    return found
 
 
 def speculation_options() -> list[click.Parameter]:

@@ -126,8 +126,22 @@ def memory_line(llm: LLM) -> str:
         f"memory: weights {weights}, {rows}, {_states(plan)}"
         f"scratch {byte_size(plan.scratch)} (context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
+        + "".join(f"; {line}" for line in place_parts(llm))
         + (f"; {draft_part(plan.draft, llm.draft)}" if llm.draft and plan.draft else "")
     )
+
+
+def place_parts(llm: LLM) -> list[str]:
+    """What each device has, where there are several, with its bytes."""
+    if not llm.memory.places:
+        return []
+    words = llm.places.placement.in_words(llm.config)
+    return [
+        f"{line} ({byte_size(plan.resident)} and {byte_size(plan.weights_mapped)} mapped)"
+        if plan.weights_mapped
+        else f"{line} ({byte_size(plan.total)})"
+        for line, (_, plan) in zip(words, llm.memory.places, strict=True)
+    ]
 
 
 def draft_part(plan: MemoryPlan, draft: LLM) -> str:
@@ -201,6 +215,7 @@ def memory_bytes(plan: MemoryPlan) -> str:
 def memory_json(plan: MemoryPlan) -> dict[str, Any]:
     """Its part of `--json`; the cache's groups are in another."""
     sizes = asdict(replace(plan, draft=None))
-    del sizes["groups"], sizes["draft"]
+    del sizes["groups"], sizes["draft"], sizes["places"]
     draft = {} if plan.draft is None else {"draft": memory_json(plan.draft)}
-    return {**sizes, **draft, "total": plan.total}
+    places = {device: memory_json(own) for device, own in plan.places}
+    return {**sizes, **draft, **({"places": places} if places else {}), "total": plan.total}

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from localkv.commands.completion import cached_values, file_values, model_values
 from localkv.commands.output import say
 from localkv.commands.parsing import FILE, TEXT, Argument, Choice, Option, Whole, distance
-from localkv.config import DEVICES, PRESETS
+from localkv.config import DEVICES, PRESETS, device_name
 from localkv.errors import UsageError
 
 DEFAULT_LOGICAL_BATCH = 2048
@@ -63,6 +63,16 @@ class Panel:
     def flag(self, names: str, **attributes: Any) -> Option:
         """An option without a value."""
         return self.option(names, is_flag=True, default=False, **attributes)
+
+
+class Device(Choice):
+    """The name of a device, or of GPUs with commas between them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = [device_name(name) for name in str(value).split(",")]
+        if all(name.startswith("cuda") and name[4:].isdecimal() for name in names):
+            return ",".join(names)
+        return super().convert(value, param, ctx)
 
 
 MODEL, KV_CACHE, OUTPUT, TEXTS = map(Panel, ("Model", "KV cache", "Output", "Text"))
@@ -282,11 +292,11 @@ def compute_options(default_threads: str) -> list[click.Parameter]:
         ),
         MODEL.option(
             "-dev --device",
-            type=Choice(DEVICES, case_sensitive=False),
+            type=Device(DEVICES, case_sensitive=False),
             default="auto",
             metavar="NAME",
             help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a supported "
-            "GPU if there is one.",
+            "GPU if there is one. cuda1 is a GPU by its number; cuda0,cuda1 share the layers.",
         ),
     ]
 

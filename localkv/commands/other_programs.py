@@ -18,8 +18,6 @@ Answer = Literal["not needed", "left out", "refused"]
 _TRUE = frozenset({"on", "enabled", "true", "1"})
 _FALSE = frozenset({"off", "disabled", "false", "0"})
 _AUTO = frozenset({"auto", "-1"})
-_ALL_LAYERS = frozenset({"all", "auto", "-1", *map(str, range(99, 1000)), "9999", "99999"})
-"""Values of -ngl that mean all layers: no model has that many."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,8 @@ def _refused(
     return ForeignFlag(tuple(names.split()), advice, n_values, kind="refused", except_values=unless)
 
 
-_ONE_DEVICE = "the whole model and its cache run on one device (--device)"
-_UNDIVIDED = (
-    "weights and cache are on one device (--device); localkv plan says what fits there, and "
-    "smaller types of weights or of the cache (-ctk, -ctv) take less"
-)
+_ONE_DEVICE = "products are computed where their weights are"
+_ROWS = "layers are divided over GPUs (--device cuda0,cuda1), and none is cut"
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
 _READ = "--mlock and --no-mmap say how the file is read"
 _THREADS = "-t and -tb set the threads; they sleep by themselves when there is nothing to do"
@@ -109,8 +104,6 @@ FOREIGN_FLAGS = (
         optional=_TRUE | _FALSE | _AUTO,
         refused_for=_FALSE,
     ),
-    _left_out("-nkvo --no-kv-offload", _UNDIVIDED),
-    _skipped("-kvo --kv-offload", _ONE_DEVICE),
     _skipped("-kvu --kv-unified -no-kvu --no-kv-unified", "this command continues one text"),
     _skipped("-np --parallel", "this command continues one text; LLM(n_parallel=) does many", 1),
     _skipped("-cb --cont-batching -nocb --no-cont-batching", "this command continues one text"),
@@ -121,12 +114,7 @@ FOREIGN_FLAGS = (
     _refused("--context-shift", "the text ends where the context does; -c makes it longer"),
     _refused("-gan --grp-attn-n -gaw --grp-attn-w", "self-extend is not supported", 1),
     # devices and loading
-    _left_out("-ngl --gpu-layers --n-gpu-layers", _UNDIVIDED, 1, unless=_ALL_LAYERS),
-    _left_out("-sm --split-mode", _UNDIVIDED, 1, unless=frozenset({"none"})),
-    _left_out("-ts --tensor-split -ot --override-tensor", _UNDIVIDED, 1),
-    _left_out("-mg --main-gpu", "CUDA_VISIBLE_DEVICES chooses the GPU", 1, frozenset({"0"})),
-    _left_out("-ncmoe --n-cpu-moe", _UNDIVIDED, 1, unless=frozenset({"0"})),
-    _left_out("-cmoe --cpu-moe", _UNDIVIDED),
+    _left_out("-sm --split-mode", _ROWS, 1, unless=frozenset({"none", "layer"})),
     _skipped("--op-offload --no-op-offload --no-host", _ONE_DEVICE),
     _skipped("-fitt --fit-target -fitc --fit-ctx", "nothing is adjusted; -c sets the context", 1),
     _skipped("-dio --direct-io -ndio --no-direct-io", _READ),
@@ -230,7 +218,6 @@ _SERVE_FLAGS = (  # what llama-server has, and speaks of the text of one
 _BENCH_FLAGS = (  # llama-bench's: some take a value that they lack elsewhere
     *_GRAMMAR_FLAGS,
     _skipped("-fa --flash-attn", _NO_CACHE_COPY, 1, refused_for=_FALSE),
-    _left_out("-nkvo --no-kv-offload", _UNDIVIDED, 1, unless=_FALSE),
     _skipped("-nopo --no-op-offload --no-host", _ONE_DEVICE, 1),
     _skipped("-mmp --mmap -dio --direct-io", "the model is loaded before anything is timed", 1),
     _refused("-embd --embeddings", "embeddings are not timed", 1, _FALSE),

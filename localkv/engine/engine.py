@@ -664,18 +664,22 @@ def compile_kernels(slot: CacheSlot) -> None:
     if slot.model.config.is_encoder:
         slot.encode([[0] * min(n_ctx, WARM_UP_TOKENS)])
         return
-    if slot.loop is None:
+    is_on_gpu = slot.model.backend.compile_together is not None
+    if slot.loop is None and not is_on_gpu:
         _try(slot, slot.model.first_layers(1), min(n_ctx, slot.n_batch, WARM_UP_TOKENS))
         slot.truncate(0)
         return
     most = min(n_ctx, slot.n_batch)
     # the longest first: if there is no room for its scratch, that shows at once
     sizes = sorted({most, *(1 << i for i in range(most.bit_length()))} - {1}, reverse=True)
+    if slot.loop is None:  # in several places nothing is recorded
+        sizes.append(1)
     if slot.model.backend.compile_together is not None:
         slot.model.backend.compile_together(lambda: _rehearse(slot, sizes))
     _try_prompts(slot, slot.model, sizes)
-    with slot.scratch_of(1):
-        slot.loop.warm_up(slot.sequence)
+    if slot.loop is not None:
+        with slot.scratch_of(1):
+            slot.loop.warm_up(slot.sequence)
 
 
 def finish_loading(slot: CacheSlot) -> None:
@@ -694,7 +698,11 @@ def finish_loading(slot: CacheSlot) -> None:
 
 def _rehearse(slot: CacheSlot, sizes: list[int]) -> None:
     """Make the launches of `compile_kernels` on a GPU, once for each kind of layer."""
-    model = slot.model.one_of_each_layer(slot.cache)
+    model = slot.model
+    if slot.loop is None:
+        _try_prompts(slot, model, sizes)
+        return
+    model = model.one_of_each_layer(slot.cache)
     _try_prompts(slot, model, sizes)
     with slot.scratch_of(1):
         DecodeLoop(model, slot.cache, records=False).warm_up(slot.sequence)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections.abc import Sequence
 
-from localkv.config import DEVICES
-from localkv.errors import UsageError
+from localkv.arch.placement import Placement
+from localkv.arch.spec import ModelSpec
+from localkv.config import DEVICES, device_name
+from localkv.errors import UsageError, counted, quoted
 from localkv.kernels.backend import Backend
+from localkv.kernels.layer_kinds import check_places
+from localkv.kernels.places import Places
 from localkv.option_checks import unknown_name
 from localkv.system.gpu_files import built_without_cuda, gpus_are_hidden, nvidia_driver_is_here
 from localkv.system.this_process import uncollected
+
+_GPU = re.compile(r"cuda(\d{1,3})")
 
 INSTALL = "pip install 'localkv[gpu]'"
 
@@ -49,7 +57,8 @@ def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Back
         UsageError: there is no such device, or it can't be used, or not with these options.
         LocalKVError: Triton can't build its driver's module.
     """
-    if device not in DEVICES:
+    gpu = _GPU.fullmatch(device)
+    if device not in DEVICES and gpu is None:
         raise unknown_name("unknown device", device, DEVICES)
     if k_before_rope and device != "reference":
         raise UsageError(
@@ -65,8 +74,8 @@ def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Back
 
         return reference_backend(k_before_rope=k_before_rope)
     reason, remedy = ("", "") if device == "cpu" else why_no_gpu()
-    if device == "cuda" and reason:
-        raise UsageError(f"device cuda can't be used: {reason}", hint=remedy)
+    if device not in ("auto", "cpu") and reason:
+        raise UsageError(f"device {device} can't be used: {reason}", hint=remedy)
     if device == "cpu" or reason:
         with uncollected():
             from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -74,4 +83,58 @@ def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Back
         return cpu_backend()
     from localkv.kernels.gpu.triton_backend import triton_backend
 
-    return triton_backend("cuda")
+    if gpu is None:
+        return triton_backend("cuda")
+    from localkv.kernels.gpu.device import n_gpus
+
+    if int(gpu[1]) >= n_gpus():
+        raise UsageError(
+            f"device {device} can't be used: torch sees {counted(n_gpus(), 'GPU')}",
+            hint="they are counted from cuda0; CUDA_VISIBLE_DEVICES may hide some",
+        )
+    return triton_backend(f"cuda:{gpu[1]}")
+
+
+def places_of(
+    placement: Placement | None, gpus: Sequence[str], backend: Backend, config: ModelSpec
+) -> Places:
+    """The backends of a placement, each an instance of its own.
+
+    Args:
+        placement: None for all in one place, the backend's.
+        gpus: names of GPUs; `backend` is of the first.
+    """
+    if placement is None:
+        places = Places.one(backend, config.n_layers)
+    else:
+        made = {gpus[0]: backend}
+        for device in placement.devices:
+            if device not in made:
+                made[device] = select_backend(device)
+        places = Places(tuple(made[device] for device in placement.devices), placement)
+    check_places(places, config)
+    return places
+
+
+def gpu_names(device: str, main_gpu: int = 0) -> list[str]:
+    """The GPUs, or what takes their place, that a `--device` names: "cuda0,cuda1", or one.
+
+    Args:
+        main_gpu: the one that "auto" and "cuda" stand for.
+
+    Raises:
+        UsageError: one is no GPU, or is named twice.
+    """
+    names = [device_name(part) for part in device.split(",")]
+    if len(names) == 1:
+        if names[0] in ("auto", "cuda"):
+            return [f"cuda{main_gpu}"]
+        return [] if names[0] == "cpu" else names
+    for name in names:
+        if _GPU.fullmatch(name) is None:
+            raise UsageError(
+                f"--device {device}: {quoted(name)} is no GPU", hint="name them cuda0,cuda1"
+            )
+    if len({*names}) < len(names):
+        raise UsageError(f"--device {device} names a GPU twice")
+    return names

@@ -794,9 +794,9 @@ def lock_weights(weights: ModelWeights, backend: Backend) -> str | None:
 
     Panels are made from a file's rows, which nothing reads any more, so panels are locked instead.
     """
-    if backend.hardware:
-        return "mlock has no effect: the weights are in the memory of the GPU"
     ranges = ranges_of(weights)
+    if backend.hardware and not ranges:
+        return "mlock has no effect: the weights are in the memory of the GPU"
     locked = lock(ranges)
     if locked.ranges:
         weakref.finalize(weights, unlock, locked.ranges).atexit = False
@@ -809,7 +809,8 @@ def lock_weights(weights: ModelWeights, backend: Backend) -> str | None:
 
 
 def ranges_of(weights: Any) -> list[Range]:
-    """Addresses and bytes of what the products, norms and look-ups read, each once.
+    """Addresses and bytes of what the products, norms and look-ups read in the machine's memory,
+    each once.
 
     Args:
         weights: all of them, or a part.
@@ -818,6 +819,8 @@ def ranges_of(weights: Any) -> list[Range]:
     for tensor in tensors_of(weights):
         arrays = tensor.operands if isinstance(tensor, PackedTensor) else (tensor,)
         for array in arrays:
+            if getattr(array, "is_cuda", False):
+                continue
             address = array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
             found[address] = max(found.get(address, 0), array.nbytes)
     return sorted(found.items())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from localkv.arch.placement import HOST, Offload, Placement
 from localkv.cache.cache_checks import check_context, keeps_latents
 from localkv.cache.ladder import Pair, ladder_pairs
 from localkv.cache.layout import (
@@ -20,7 +21,7 @@ from localkv.cache.layout import (
 )
 from localkv.config import USUAL_PAIRS, CacheConfig
 from localkv.errors import DoesNotFitError, UsageError, byte_size
-from localkv.memory.plan import ModelMemory
+from localkv.memory.plan import ModelMemory, backend_of
 from localkv.system.machine_memory import Budget, machine_memory
 
 if TYPE_CHECKING:
@@ -385,6 +386,156 @@ def _most(fits: Callable[[int], bool], most_pages: int) -> int:
         most *= 2
     pages = range(1, min(most, most_pages) + 1)
     return PAGE_TOKENS * bisect_left(pages, True, key=lambda n: not fits(n * PAGE_TOKENS))
+
+
+def free_on(gpus: Sequence[str], backend: Backend) -> dict[str, Budget]:
+    """What is free on the devices that a model may be divided over, where that is known.
+
+    Args:
+        gpus: their names; `backend` is of the first.
+    """
+    from localkv.kernels.select import select_backend
+
+    found = {HOST: machine_memory()}
+    for gpu in gpus:
+        own = backend if gpu == gpus[0] else select_backend(gpu)
+        if own.memory is not None:
+            found[gpu] = free_memory(own)
+    return {device: budget for device, budget in found.items() if budget is not None}
+
+
+def in_places(
+    memory: ModelMemory,
+    cache: CacheConfig,
+    offload: Offload,
+    gpus: Sequence[str],
+    budgets: Mapping[str, Budget],
+) -> tuple[ModelMemory, list[str]]:
+    """A model in its places: where it is asked for, or as much on GPUs as fits; lines for the user.
+
+    Raises:
+        UsageError: `Offload.placed` says why.
+        DoesNotFitError: see `placement_that_fits`.
+    """
+    shapes = {tensor.name: tensor.shape for tensor in memory.tensors}
+    if offload.is_auto and all(gpu in budgets for gpu in gpus) and memory.draft is None:
+        placement, lines = placement_that_fits(memory, cache, gpus, budgets, offload.split)
+    else:
+        placement, lines = offload.placed(memory.config, shapes, gpus), []
+    backend = backend_of(placement.devices[0]) if placement.is_one else memory.backend
+    return replace(memory, backend=backend, placement=placement), lines
+
+
+def offloads(config: ModelSpec) -> list[Offload]:
+    """Ways to place a model, from all on the GPU to nothing there: the embedding leaves first, then
+    the experts of one layer after the other, and then layers."""
+    n = config.n_layers
+    routed = [i + 1 for i, layer in enumerate(config.layers) if layer.moe is not None]
+    most = max(routed, default=0)
+    return [
+        Offload(),
+        Offload(overrides=(("^token_embd", HOST),)),
+        *(Offload(n_cpu_moe=k) for k in routed),
+        *(Offload(n - k, n_cpu_moe=most) for k in range(n)),
+        Offload(0),
+    ]
+
+
+def placement_that_fits(
+    memory: ModelMemory,
+    cache: CacheConfig,
+    gpus: Sequence[str],
+    budgets: Mapping[str, Budget],
+    split: tuple[float, ...] = (),
+) -> tuple[Placement, list[str]]:
+    """The placement with the most on GPUs that has room there; lines for the user.
+
+    Args:
+        gpus: their names, in the order of the layers.
+        budgets: free memory, by device; a device that is not there has room for all.
+        split: how much each GPU gets, in proportion; by default as much as is free there.
+
+    Raises:
+        DoesNotFitError: the machine's memory has no room for the rest.
+    """
+    if len(gpus) > 1 and not split and all(gpu in budgets for gpu in gpus):
+        split = tuple(float(budgets[gpu].n_bytes) for gpu in gpus)
+    ways = [replace(way, split=split) for way in offloads(memory.config)]
+    shapes = {tensor.name: tensor.shape for tensor in memory.tensors}
+
+    def chosen(cache: CacheConfig) -> tuple[Offload, ModelMemory]:
+        placed = [
+            replace(memory, placement=way.placed(memory.config, shapes, gpus)) for way in ways
+        ]
+
+        def fits(i: int) -> bool:
+            return not _too_large(placed[i], cache, budgets, gpus)
+
+        i = min(bisect_left(range(len(ways)), True, key=fits), len(ways) - 1)
+        return ways[i], placed[i]
+
+    way, found = chosen(cache)
+    assert found.placement is not None
+    if way is ways[0]:
+        return found.placement, []
+    check_parts_fit(found, cache, budgets)
+    free = " and ".join(byte_size(budgets[gpu].n_bytes) for gpu in gpus if gpu in budgets)
+    has_gpu = any(device != HOST for device in found.placement.devices)
+    where = "; ".join(found.placement.in_words(memory.config)) if has_gpu else "all is on the CPU"
+    flags = f" ({way.flags})" if way.flags else ""
+    lines = [f"the model is larger than the {free} free on the GPU: {where}{flags}"]
+    fewer = smaller_pairs(memory, cache)
+    if fewer:
+        other = _uniform(cache, fewer[0])
+        now, then = memory.plan(cache), memory.plan(other)
+        freed = now.cache_k + now.cache_v - then.cache_k - then.cache_v
+        better = chosen(other)[0]
+        then_flags = better.flags or "all but the embedding there"
+        if better is ways[0]:
+            then_flags = "all of it there"
+        lines.append(
+            f"{type_flags(fewer[0])} would free {byte_size(freed)}"
+            + (f", for {then_flags}" if better != way else "")
+        )
+    return found.placement, lines
+
+
+def _too_large(
+    memory: ModelMemory, cache: CacheConfig, budgets: Mapping[str, Budget], devices: Iterable[str]
+) -> str:
+    """The first of some devices that has no room for its part; empty if all have."""
+    plan = memory.plan(cache)
+    assert memory.placement is not None
+    places = dict(plan.places) or {memory.placement.devices[0]: plan}
+    for device in devices:
+        own = places.get(device)
+        if own is not None and device in budgets and own.resident > budgets[device].n_bytes:
+            return device
+    return ""
+
+
+def check_parts_fit(memory: ModelMemory, cache: CacheConfig, budgets: Mapping[str, Budget]) -> None:
+    """Refuse a placement that has no room on one of its devices.
+
+    Raises:
+        DoesNotFitError: names the device, and what would fit.
+    """
+    assert memory.placement is not None
+    device = _too_large(memory, cache, budgets, memory.placement.devices)
+    if not device:
+        return
+    plan = memory.plan(cache)
+    own, budget = dict(plan.places).get(device, plan), budgets[device]
+    remedy = "fewer layers there (-ngl), experts on the CPU (--n-cpu-moe)"
+    if device == HOST:
+        remedy = "more on the GPU (-ngl, --n-cpu-moe)"
+    raise DoesNotFitError(
+        f"{device.upper()} has {byte_size(budget.n_bytes)} {budget.source}, and its part takes "
+        f"{byte_size(own.resident)}: weights {byte_size(own.weights)}, K and V "
+        f"{byte_size(own.cache_k + own.cache_v)}, scratch {byte_size(own.scratch)}",
+        hint=f"{remedy}, a shorter context (-c) or smaller types of K and V take less; --fit off "
+        "tries it anyway",
+    )
 
 
 DEFAULT_N_CTX = 4096

@@ -15,11 +15,12 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from localkv.arch.placement import Placement, unit_of
 from localkv.arch.spec import (
     PER_LAYER_ROWS,
     AttentionSpec,
@@ -92,7 +93,12 @@ def split_bytes(tensors: Iterable[TensorInfo], config: ModelSpec, backend: str) 
     return total
 
 
-EMBEDDING = "token_embd.weight"
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+
+
+def backend_of(device: str) -> str:
+    """The name of the backend that runs on a device of a placement."""
+    return "cuda" if device.startswith("cuda") else device
 
 
 def output_matrix(tensors: Iterable[TensorInfo]) -> str:
@@ -101,16 +107,19 @@ def output_matrix(tensors: Iterable[TensorInfo]) -> str:
 
 
 def weight_bytes(
-    tensors: Iterable[TensorInfo], backend: str, changed: Collection[str] = ()
+    tensors: Iterable[TensorInfo], backend: str, changed: Collection[str] = (), output: str = ""
 ) -> tuple[int, int]:
     """Bytes of tensors that stay in the file, and of those that are copied, as those `changed` are.
 
     Each counts once. So does an embedding that is the output matrix as well, whose single rows are
     read in the file and which products read from panels. A tensor that is only read by row does not
     count.
+
+    Args:
+        output: the name of the output matrix; empty for the one that is among these tensors.
     """
     tensors = list(tensors)
-    output = output_matrix(tensors)
+    output = output or output_matrix(tensors)
     footprint = footprint_of(backend)
     mapped = allocated = 0
     for tensor in tensors:
@@ -264,6 +273,7 @@ class MemoryPlan:
         weights_decoded: the part of the allocated weights that is float32 and has another type in
             the file (`--activations exact`).
         adapters: of LoRA adapters.
+        places: device -> what it has of these bytes, where there are several.
     """
 
     weights_mapped: int
@@ -278,6 +288,7 @@ class MemoryPlan:
     draft: MemoryPlan | None = None
     weights_decoded: int = 0
     adapters: int = 0
+    places: tuple[tuple[str, MemoryPlan], ...] = ()
 
     @property
     def weights(self) -> int:
@@ -336,6 +347,8 @@ class ModelMemory:
         activations: as `LLM` has it.
         n_between: guesses after which recurrent layers keep states.
         adapters: the bytes of adapters, and the ranks of all pairs of a layer together, at most.
+        placement: where its parts are; None for one place, the backend's.
+        output: the name of the output matrix, where that is not among the tensors of a part.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -349,6 +362,82 @@ class ModelMemory:
     activations: str = "auto"
     n_between: int = 0
     adapters: tuple[int, int] = (0, 0)
+    placement: Placement | None = None
+    output: str = ""
+
+    @cached_property
+    def parts(self) -> dict[str, ModelMemory]:
+        """What each of its places has of it; empty with one place."""
+        if self.placement is None or self.placement.is_one:
+            return {}
+        return {
+            device: self._part(self.placement, k) for k, device in enumerate(self.placement.devices)
+        }
+
+    def _part(self, placement: Placement, k: int) -> ModelMemory:
+        """What a place has: its tensors, and of layers what it runs. Norms around a block
+        whose layer is elsewhere are in both places."""
+        config = self.config
+        apart = {i for i, at in enumerate(placement.layers) if at != placement.blocks[i]}
+        tensors: list[TensorInfo] = []
+        for tensor in self.tensors:
+            _, i = unit_of(tensor.name)
+            if placement.device_of(tensor.name, config) == k or (
+                i in apart
+                and "norm" in tensor.name
+                and k in (placement.layers[i], placement.blocks[i])
+            ):
+                tensors.append(tensor)
+        output = output_matrix(self.tensors)
+        if output == EMBEDDING and k == placement.output != placement.embedding:
+            tied = next(tensor for tensor in self.tensors if tensor.name == EMBEDDING)
+            tensors.append(replace(tied, name=OUTPUT))
+        layers = tuple(
+            replace(
+                layer,
+                mixer=layer.mixer if placement.layers[i] == k else None,
+                beside=layer.beside if placement.layers[i] == k else None,
+                ffn=layer.ffn if placement.blocks[i] == k else None,
+            )
+            for i, layer in enumerate(config.layers)
+        )
+        return replace(
+            self,
+            tensors=tuple(tensors),
+            config=replace(
+                config, layers=layers, n_vocab=config.n_vocab if k == placement.output else 0
+            ),
+            backend=backend_of(placement.devices[k]),
+            placement=None,
+            output="" if placement.output == placement.embedding else OUTPUT,
+            draft=None,
+            adapters=(0, 0),
+        )
+
+    def _placed_plan(self, cache: CacheConfig) -> MemoryPlan:
+        """The bytes of all places, each with its own."""
+        layouts = group_layouts(cache, self.config.groups)
+        groups = tuple(GroupShare.of(layout, cache, self.n_batch) for layout in layouts)
+        places = []
+        for k, (device, part) in enumerate(self.parts.items()):
+            own = list[GroupShare]()
+            for layout, share in zip(layouts, groups, strict=True):
+                assert self.placement is not None
+                here = sum(self.placement.layers[i] == k for i in layout.group.layers)
+                if here:
+                    of_k, of_v = (
+                        of * here // share.layers for of in (share.cache_k, share.cache_v)
+                    )
+                    own.append(replace(share, layers=here, cache_k=of_k, cache_v=of_v))
+            places.append((device, part._plan(cache, layouts, tuple(own))))
+        sums = {
+            name: sum(getattr(plan, name) for _, plan in places)
+            for name in (
+                *("weights_mapped", "weights_allocated", "cache_k", "cache_v", "scratch"),
+                *("weights_by_row", "states", "checkpoints", "weights_decoded"),
+            )
+        }
+        return MemoryPlan(**sums, groups=groups, places=tuple(places))
 
     @cached_property
     def decoded(self) -> frozenset[str]:
@@ -358,6 +447,10 @@ class ModelMemory:
         meet. Beside F16 a model with experts rounds them as ggml does (`loader/weights.py`). An
         embedding that is not the output matrix, too, meets none.
         """
+        if self.parts:
+            found = frozenset[str]().union(*(part.decoded for part in self.parts.values()))
+            names = {tensor.name for tensor in self.tensors}
+            return frozenset(name if name in names else EMBEDDING for name in found)
         return frozenset(one.name for one in self._rounding) if self._is_exact else frozenset()
 
     @cached_property
@@ -365,6 +458,10 @@ class ModelMemory:
         """Values of the matrices whose products round the activations that they meet to 8 bits, by
         the matrices' type; empty on a GPU."""
         found = Counter[str]()
+        for part in self.parts.values():
+            found += part.rounding_types
+        if self.parts:
+            return found
         for tensor in () if self._is_exact or self.backend != "cpu" else self._rounding:
             if tensor.format.block_size > 1:
                 found[tensor.format.name] += math.prod(tensor.shape)
@@ -377,7 +474,8 @@ class ModelMemory:
     @cached_property
     def _rounding(self) -> tuple[TensorInfo, ...]:
         """The matrices whose products round the activations that they meet."""
-        rounds, output = footprint_of(self.backend).rounds_activations, output_matrix(self.tensors)
+        rounds = footprint_of(self.backend).rounds_activations
+        output = self.output or output_matrix(self.tensors)
         return tuple(
             tensor
             for tensor in self.tensors
@@ -400,8 +498,14 @@ class ModelMemory:
         A tensor that is read by row counts only where it is made in, or read into, the memory that
         is counted.
         """
+        if self.parts:
+            mapped, allocated = map(
+                sum, zip(*(p.weights for p in self.parts.values()), strict=True)
+            )
+            return mapped, allocated
         whole = [tensor for tensor in self._loaded if split_by(tensor, self.config) is None]
-        mapped, allocated = weight_bytes(whole, self.backend, self.changed | self.decoded)
+        changed = self.changed | self.decoded
+        mapped, allocated = weight_bytes(whole, self.backend, changed, self.output)
         allocated += split_bytes(self._loaded, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
@@ -423,9 +527,17 @@ class ModelMemory:
         Raises:
             UsageError: the model can't have this cache.
         """
-        config = self.config
-        layouts = group_layouts(cache, config.groups)
+        if self.parts:
+            return self._placed_plan(cache)
+        layouts = group_layouts(cache, self.config.groups)
         groups = tuple(GroupShare.of(layout, cache, self.n_batch) for layout in layouts)
+        return self._plan(cache, layouts, groups)
+
+    def _plan(
+        self, cache: CacheConfig, layouts: Sequence[GroupLayout], groups: tuple[GroupShare, ...]
+    ) -> MemoryPlan:
+        """The bytes with one cache, of which these groups are here."""
+        config = self.config
         scratch = scratch_bytes(
             config,
             n_ctx=cache.n_ctx,

@@ -44,14 +44,30 @@ def _checked(command: str, *args: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize(
-    "flags", ["-ngl 20", "--n-cpu-moe 4", "-ot exps=CPU", "-cmoe", "-nkvo", "-ts 3,1", "-sm layer"]
+    ("flags", "name", "value"),
+    [
+        ("-ngl 20", "n_gpu_layers", 20),
+        ("-ngl all", "n_gpu_layers", "all"),
+        ("-ngl -1", "n_gpu_layers", None),
+        ("--n-cpu-moe 4", "n_cpu_moe", 4),
+        ("-cmoe", "n_cpu_moe", "all"),
+        ("-ot exps=CPU", "override_tensor", ["exps=CPU"]),
+        ("-nkvo", "offload_kqv", False),
+        ("-ts 3,1", "tensor_split", (3.0, 1.0)),
+        ("-mg 1", "main_gpu", 1),
+        ("-dev CUDA0,cuda:1", "device", "cuda0,cuda1"),
+    ],
 )
-def test_a_flag_that_would_decide_what_fits_is_left_out(program, llm, model, flags: str) -> None:
+def test_what_is_on_the_gpu(program, llm, model, flags: str, name: str, value: object) -> None:
     result = program("complete", "-q", "-m", model, *flags.split(" "), "-p", "hello")
     assert result.code == 0, result.err
-    assert result.err.startswith(f"note: {flags} is not supported yet, and left out: ")
-    assert "localkv plan" in result.err
-    assert "not needed" not in result.err
+    assert llm.loaded[name] == value
+
+
+def test_layers_are_not_cut(program, llm, model) -> None:
+    result = program("complete", "-q", "-m", model, "-sm", "row", "-p", "hello")
+    assert result.code == 0, result.err
+    assert result.err.startswith("note: -sm row is not supported yet, and left out: ")
 
 
 _NAMED = re.compile(r"localkv (\w+)|(?<![\w-])(--?[a-zA-Z][\w-]*)")

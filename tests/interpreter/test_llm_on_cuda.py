@@ -12,11 +12,15 @@ import torch
 
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
-from localkv.errors import LocalKVError
+from localkv.config import CacheConfig
+from localkv.errors import DoesNotFitError, LocalKVError
 from localkv.kernels import select
 from localkv.kernels.gpu import triton_backend as module
 from localkv.kernels.gpu.device import CudaMemory
 from localkv.kernels.select import select_backend
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.weights import checked_spec
+from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
 from support.forward import nmse
 from support.gguf_bytes import spoil
@@ -239,3 +243,43 @@ def test_no_room_for_a_kernel(full: Any, tiny_model: Path) -> None:
     full(Transformer, "forward", error=RuntimeError("Triton Error [CUDA]: device-side assert"))
     with pytest.raises(RuntimeError, match="device-side"):
         LLM(tiny_model, device="cuda", fit="off").complete("The fox", max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"n_gpu_layers": 2}, "cuda0+cpu"),
+        pytest.param(
+            {"offload_kqv": False, "n_gpu_layers": "all"}, "cuda0+cpu", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_part_of_the_model_on_the_gpu(options: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """NumPy's arrays and the GPU's, in prompts of several chunks and in generated tokens."""
+    path = write_tiny_model(tmp_path / "model.gguf")
+    ids = [(7 * i) % 90 for i in range(20)]
+    want = LLM(path, device="cpu", n_ctx=64)
+    llm = LLM(path, device="cuda", n_ctx=64, n_batch=16, **options)
+    assert llm.backend.name == name
+    assert nmse(llm.logits(ids), want.logits(ids)) < 1e-5
+    assert [device for device, _ in llm.memory.places] == ["cuda0", "cpu"]
+    text = llm.complete("The fox", max_tokens=2, temperature=0).text
+    assert text == want.complete("The fox", max_tokens=2, temperature=0).text
+
+
+def test_what_a_gpu_has_no_room_for_is_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf")
+    gguf = open_gguf(path)
+    config = checked_spec(gguf)
+    memory = ModelMemory(tuple(gguf.tensors.values()), config, "cuda", 512, 1)
+    free = memory.plan(CacheConfig(n_ctx=64)).total - 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, 80 << 30))
+    with pytest.raises(DoesNotFitError, match="is free on the GPU"):
+        LLM(path, device="cuda", n_ctx=64, n_gpu_layers="all")
+    llm = LLM(path, device="cuda", n_ctx=64)
+    places = dict(llm.memory.places)
+    assert places["cuda0"].total <= free
+    assert llm.warnings[0].startswith("the model is larger than the ")
+    assert llm.complete("The fox", max_tokens=2, temperature=0).text

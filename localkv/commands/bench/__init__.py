@@ -21,9 +21,11 @@ from localkv.commands.bench.tables import FORMATS, make_table, parallel_table
 from localkv.commands.cache_pairs import fitting_pairs
 from localkv.commands.completion import model_values
 from localkv.commands.loading_options import (
+    OFFLOAD,
     OVERRIDES,
     PLACEMENT,
     loading_options,
+    offload_arguments,
     placement_arguments,
     preset_bits,
     window_settings,
@@ -61,7 +63,7 @@ _CACHE = (
     "kv_profile",
     "kv_bits",
 )
-_SHARED = (*_CACHE, *PLACEMENT, *OVERRIDES, "device", "fit")
+_SHARED = (*_CACHE, *PLACEMENT, *OFFLOAD, *OVERRIDES, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -172,6 +174,7 @@ def _run(
             repetitions,
             warm_up=not no_warmup,
             device=values["device"],
+            offload=offload_arguments(values),
             cache=cache,
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
@@ -251,9 +254,9 @@ def _results(
         warnings: list[str] = []
         if fit == "on":
             check = partial(check_parallel, tests) if tests else check_grid
-            warnings += check(source, grid, options.device, options.cache)
+            warnings += check(source, grid, options.device, options.cache, options.offload)
         progress.show(f"loading {source.name}")
-        subject = load(source, options.device, fit)
+        subject = load(source, options.device, fit, options.offload)
         progress.clear()
         warnings += subject.warnings
         for line in dict.fromkeys(warnings):

@@ -18,6 +18,8 @@ from localkv.commands.loading_options import (
     given_threads,
     ladder_arguments,
     ladder_options,
+    offload_arguments,
+    offload_options,
     override_options,
     profile_option,
     window_options,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from localkv.cache.ladder import Pair
     from localkv.commands.plan.ladder import LadderPlan
     from localkv.commands.plan.model import PlannedModel
+    from localkv.commands.plan.report import PlacedPlan, Plan
     from localkv.config import CacheConfig
     from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
@@ -165,11 +168,13 @@ def _run(
     )
     for line in plan.warnings:
         warn(line)
+    placed = _placed(values, plan)
     by_layer = profile and profile_plan(values, profile, with_profile, cache, budget)
     ladder = _ladder_plan(values, model, model_memory, cache, budget)
     if as_json:
-        more_json = {"profile": by_layer.json()} if by_layer else {}
+        more_json: dict[str, Any] = {"profile": by_layer.json()} if by_layer else {}
         more_json |= {"ladder": ladder.json()} if ladder else {}
+        more_json |= {"places": placed.json()} if placed else {}
         click.echo(json.dumps({**plan_json(plan), **more_json}, ensure_ascii=False))
     else:
         more = (
@@ -181,6 +186,8 @@ def _run(
         )
         if ladder:
             more = [*more, "", *ladder.lines()]
+        if placed:
+            more = [*more, "", *placed.lines()]
         click.echo("\n".join([*plan_lines(plan), *more]))
     if plot_file is not None and ladder:
         from localkv.commands.plan.ladder import draw as draw_ladder
@@ -190,7 +197,9 @@ def _run(
         from localkv.commands.plan.report import draw
 
         draw(plan, plot_file)
-    if reason := plan.why_nothing_runs(n_ctx=values["n_ctx"] or None):
+    if placed:
+        placed.check()
+    elif reason := plan.why_nothing_runs(n_ctx=values["n_ctx"] or None):
         raise DoesNotFitError(reason)
 
 
@@ -224,6 +233,34 @@ def _ladder_plan(
     return LadderPlan(model.config.name, replace(fitted, n_ctx=cache.n_ctx), memory)
 
 
+def _placed(values: Mapping[str, Any], plan: Plan) -> PlacedPlan | None:
+    """Where the parts of the model are, if something says so, or a GPU has no room for all.
+
+    Raises:
+        UsageError: it can't be placed so.
+    """
+    from localkv.arch.placement import HOST, Offload
+    from localkv.commands.plan.report import PlacedPlan
+    from localkv.kernels.select import gpu_names
+    from localkv.memory.fit import in_places
+    from localkv.system.machine_memory import machine_memory
+
+    offload = Offload.of_arguments(offload_arguments(values))
+    gpus = gpu_names(values["device"], values["main_gpu"])
+    fits = any(fit.fits for fit in plan.pairs)
+    if plan.memory.backend != "cuda" or (offload.is_auto and len(gpus) == 1 and fits):
+        return None
+    if plan.memory.draft is not None:
+        return None
+    pair = plan.recommendation.pair or plan.pairs[0].pair
+    cache = replace(plan.cache, type_k=pair[0], type_v=pair[1])
+    budgets = dict.fromkeys(gpus, plan.budget)
+    if (host := machine_memory()) is not None:
+        budgets[HOST] = host
+    memory, lines = in_places(plan.memory, cache, offload, gpus, budgets)
+    return PlacedPlan(memory, cache, budgets, lines)
+
+
 def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
     """The backend to plan for, the reason for it, and the memory it may take.
 
@@ -233,8 +270,9 @@ def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
     from localkv.system.gpu_files import built_without_cuda
     from localkv.system.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
 
-    gpu = gpu_memory() if device in ("auto", "cuda") else None
-    backend, why = device, "as asked"
+    is_gpu = device == "auto" or device.startswith("cuda")
+    gpu = gpu_memory() if is_gpu else None
+    backend, why = "cuda" if device.startswith("cuda") else device, "as asked"
     if device == "auto" and gpu is None:
         backend, why = "cpu", "no GPU is seen"
     elif device == "auto" and built_without_cuda():
@@ -325,6 +363,7 @@ plan = Command(
         *adapter_options(),
         *draft_model_options(),
         *compute_options("one per core"),
+        *offload_options(),
         activations_option(),
         *override_options(),
         OUTPUT.option(

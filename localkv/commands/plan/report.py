@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from localkv.commands.pictures import COLOURS, MUTED, name_ends, quiet, save, ti
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.advice import rounding_cost
-from localkv.memory.fit import beyond_training, type_flags
+from localkv.memory.fit import beyond_training, check_parts_fit, type_flags
 from localkv.memory.plan import bits_per_weight
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from localkv.cache.ladder import Pair
     from localkv.commands.plan.model import PlannedModel
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
-    from localkv.memory.plan import ModelMemory
+    from localkv.memory.plan import MemoryPlan, ModelMemory
     from localkv.system.machine_memory import Budget
 
 
@@ -106,6 +107,68 @@ class Plan:
         if self.model.has_template:
             return f"localkv chat {named} {flags}"
         return f'localkv complete {named} {flags} -p "Once upon a time"'
+
+
+@dataclass(frozen=True)
+class PlacedPlan:
+    """A model that is divided over devices, with the recommended pair of types.
+
+    Attributes:
+        memory: of the model in its places.
+        cache: with the pair.
+        budgets: memory, by device.
+        notes: what was chosen, and why.
+    """
+
+    memory: ModelMemory
+    cache: CacheConfig
+    budgets: Mapping[str, Budget]
+    notes: list[str]
+
+    @property
+    def _parts(self) -> list[tuple[str, str, MemoryPlan]]:
+        """Each device, what it has in words, and its bytes."""
+        placement, plan = self.memory.placement, self.memory.plan(self.cache)
+        assert placement is not None
+        places = plan.places or ((placement.devices[0], plan),)
+        words = placement.in_words(self.memory.config)
+        return [
+            (device, line.partition(": ")[2], own)
+            for line, (device, own) in zip(words, places, strict=True)
+        ]
+
+    def lines(self) -> list[str]:
+        """The places as they are printed."""
+        rows = [("place", "weights", "K + V", "scratch", "total", "of", "parts")]
+        for device, words, own in self._parts:
+            budget = self.budgets.get(device)
+            rows.append(
+                (
+                    device.upper(),
+                    byte_size(own.weights),
+                    byte_size(own.cache_k + own.cache_v),
+                    byte_size(own.scratch),
+                    byte_size(own.total),
+                    "unknown" if budget is None else byte_size(budget.n_bytes),
+                    words,
+                )
+            )
+        return [f"Places, with {_name(self.cache.shown_types)}:", *table(rows), *self.notes]
+
+    def json(self) -> list[dict[str, Any]]:
+        """Its part of `--json`."""
+        return [
+            {"device": device, "parts": words, **memory_json(own)}
+            for device, words, own in self._parts
+        ]
+
+    def check(self) -> None:
+        """Refuse it if a device has no room for its part.
+
+        Raises:
+            DoesNotFitError: names the device.
+        """
+        check_parts_fit(self.memory, self.cache, self.budgets)
 
 
 def plan_lines(plan: Plan) -> list[str]:

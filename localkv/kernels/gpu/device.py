@@ -37,6 +37,11 @@ def why_unsupported() -> tuple[str, str]:
     return "", ""
 
 
+def n_gpus() -> int:
+    """The GPUs that torch sees."""
+    return torch.cuda.device_count()
+
+
 @dataclass(frozen=True)
 class GpuInfo:
     """Facts about a device.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,8 @@ class TorchArrays:
 
     def repack_page(self, source: Segment, target: Segment, page: int) -> None:
         if self.repack is not None:
-            self.repack(source, target, page)
+            with nullcontext() if self._index is None else torch.cuda.device(self._index):
+                self.repack(source, target, page)
         else:
             repack_page(self, source, target, page)
 
@@ -209,7 +210,20 @@ class TorchArrays:
         return TorchReadback(number)
 
     def inference(self) -> AbstractContextManager[Any]:
-        return torch.inference_mode()
+        if self._index is None:
+            return torch.inference_mode()
+        return self._inference_there()
+
+    @property
+    def _index(self) -> int | None:
+        """The number of the GPU, if one is named: Triton launches on torch's current one."""
+        device = torch.device(self.device)
+        return device.index if device.type == "cuda" else None
+
+    @contextmanager
+    def _inference_there(self) -> Iterator[None]:
+        with torch.inference_mode(), torch.cuda.device(self._index):
+            yield
 
     def use_threads(self, n: int) -> None:
         use_threads_now(n)
