@@ -337,8 +337,7 @@ quantize = Command(
         IMPORTANCE.option(
             "--imatrix",
             metavar="FILE",
-            help="How much errors of each column count: a file of localkv imatrix or "
-            "llama-imatrix.",
+            help="How much errors of each column count: llama-imatrix's file.",
         ),
         IMPORTANCE.option(
             "--include-weights",

@@ -1,7 +1,7 @@
 """Importance matrices: how much the errors of each column of a matrix count.
 
 A column's importance is the mean square of the activations that meet it, measured by
-`localkv imatrix` or llama-imatrix. Their file is GGUF: for each matrix the sums of squares
+llama-imatrix. Their file is GGUF: for each matrix the sums of squares
 (`NAME.in_sum2`, one row for each expert), and how many activations there were (`NAME.counts`).
 llama.cpp's former format (`.dat`) is read, too.
 """
@@ -99,8 +99,7 @@ def _read_gguf(path: str) -> Importance:
     names = [name.removesuffix(SUMS) for name in gguf.tensors if name.endswith(SUMS)]
     if not names or CHUNK_COUNT not in gguf.metadata:
         raise UsageError(
-            f"{printable(path)}: not an importance matrix",
-            hint="localkv imatrix, or llama-imatrix, measures one",
+            f"{printable(path)}: not an importance matrix", hint="llama-imatrix measures one"
         )
     columns = {}
     for name in names:
@@ -135,7 +134,7 @@ class _Bytes:
         if not 0 <= n <= len(self.data) - self.position:
             raise ModelFileError(
                 f"{printable(self.path)}: not an importance matrix, or cut off",
-                hint="localkv imatrix, or llama-imatrix, measures one",
+                hint="llama-imatrix measures one",
             )
         start, self.position = self.position, self.position + n
         return self.data[start : self.position]

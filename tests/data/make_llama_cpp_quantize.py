@@ -29,15 +29,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.quantised_format import FILE_TYPES
 from localkv.quant_formats import WEIGHT_FORMATS
 from support.paths import MODELS
-from support.quantize_models import (
-    N_IN,
-    N_ROWS,
-    SHAPES,
-    Shape,
-    importance,
-    weights,
-    write_importance,
-)
+from support.quantize_models import N_IN, SHAPES, Shape, importance, weights_for, write_importance
 
 NEEDS_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m")
 
@@ -60,15 +52,16 @@ def types(folder: Path) -> dict[str, dict[str, str]]:
         size,
         pointer,
     ]
-    x, found = weights(), dict[str, dict[str, str]]()
+    found = dict[str, dict[str, str]]()
     for fmt in WEIGHT_FORMATS.values():
+        x = weights_for(fmt.name)
         for key, columns in (("plain", None), ("weighted", importance(N_IN))):
             if columns is None and fmt.name in NEEDS_IMPORTANCE:
                 continue
-            out = np.zeros(N_ROWS * fmt.row_bytes(N_IN), np.uint8)
+            out = np.zeros(len(x) * fmt.row_bytes(N_IN), np.uint8)
             at = None if columns is None else columns.ctypes.data
             library.ggml_quantize_chunk(
-                fmt.ggml_type, x.ctypes.data, out.ctypes.data, 0, N_ROWS, N_IN, at
+                fmt.ggml_type, x.ctypes.data, out.ctypes.data, 0, len(x), N_IN, at
             )
             found.setdefault(fmt.name, {})[key] = digest(out.tobytes())
     return found

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.kernels.cpu.quantize.rows import encode_rows
+from localkv.kernels.cpu.quantize.rows import can_encode, encode_rows
 from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.quant_formats.base import split_blocks
 from support.packed_rows import join_planes
 from support.paths import DATA
-from support.quantize_models import N_IN, importance, weights
+from support.quantize_models import N_IN, importance, weights, weights_for
 
 LLAMA_CPP = json.loads((DATA / "llama_cpp_quantize.json").read_text())["types"]
-MADE = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.block_size > 1 and fmt.has_part("quantize")]
+MADE = [fmt for fmt in WEIGHT_FORMATS.values() if can_encode(fmt)]
 OFTEN = ("q4_0", "q4_K", "q6_K")
 """Types that are always tried; kernels of the others take a minute to compile."""
 
@@ -44,7 +44,7 @@ def decoded(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
 )
 def test_bytes_are_llama_cpps(fmt: QuantFormat, key: str) -> None:
     columns = importance(N_IN) if key == "weighted" else None
-    rows = encode_rows(fmt, weights(), columns)
+    rows = encode_rows(fmt, weights_for(fmt.name), columns)
     assert hashlib.sha256(rows.tobytes()).hexdigest()[:24] == LLAMA_CPP[fmt.name][key]
 
 

@@ -22,6 +22,14 @@ def _random(n: int, seed: int) -> np.ndarray:
     return (i ^ (i >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
 
+def weights_for(type_name: str) -> np.ndarray:
+    """The rows of `weights` of which llama.cpp makes something sensible: float32 [n, N_IN].
+
+    Where 32 values of IQ3_S are zeros, it puts the codes after them in the wrong place.
+    """
+    return np.delete(weights(), [3, 4] if type_name == "iq3_s" else [], 0)
+
+
 def weights() -> np.ndarray:
     """float32 [N_ROWS, N_IN]: nearly Gaussian rows, some of them odd."""
     bits = _random(N_ROWS * N_IN, 1).view(np.uint16).reshape(N_ROWS, N_IN, 4)

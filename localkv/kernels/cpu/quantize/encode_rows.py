@@ -11,6 +11,7 @@ from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.quantize.rows import EncodeJob
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.fp4 import quantize as fp4
+from localkv.quant_formats.i_quants import quantize as i_quants
 from localkv.quant_formats.iq4_nl import quantize as iq4_nl
 from localkv.quant_formats.k_quants import quantize as k_quants
 from localkv.quant_formats.q4 import quantize as q4
@@ -31,6 +32,7 @@ FORMAT = FORMATS[parameter("FORMAT", "q4_K")]
 WEIGHTED = parameter("WEIGHTED", 0) != 0
 ENCODERS = {
     "fp4": fp4,
+    "i_quants": i_quants,
     "iq4_nl": iq4_nl,
     "k_quants": k_quants,
     "q4": q4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,16 @@ class EncodeJob(NamedTuple):
     scratch: int
 
 
+_NOT_MADE = ("iq1_m", "iq1_s")
+ONLY_WEIGHTED = ("iq2_xs", "iq2_xxs")
+"""Types that need importance."""
+
+
+def can_encode(fmt: QuantFormat) -> bool:
+    """Whether rows of a type with blocks can be made."""
+    return fmt.block_size > 1 and fmt.has_part("quantize") and fmt.name not in _NOT_MADE
+
+
 def encode_source(fmt: QuantFormat, *, weighted: bool) -> KernelSource:
     """The kernel for a type, with or without importance."""
     return KernelSource("quantize/encode_rows", {"FORMAT": fmt.name, "WEIGHTED": int(weighted)})
@@ -57,9 +67,12 @@ def _worker(name: str, weighted: bool) -> int:
 
 @functools.cache
 def _table(fmt: QuantFormat) -> NDArray[Any] | None:
-    """What a type's encoder looks things up in: `quantizing_table` of its reference makes it."""
+    """What a type's encoder looks things up in: `quantizing_table` of its reference makes it, or,
+    for a type with a grid, `neighbours.py`."""
+    if fmt.has_part("neighbours"):
+        return cast("NDArray[Any]", fmt.part("neighbours").table())
     make = getattr(fmt.codec, "quantizing_table", None)
-    return None if make is None else make()
+    return None if make is None else cast("NDArray[Any]", make())
 
 
 def encode_rows(fmt: QuantFormat, x: Floats, importance: Floats | None = None) -> NDArray[np.uint8]:
