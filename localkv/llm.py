@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.audit import Audit
     from localkv.engine.disk_cache import DiskCache
+    from localkv.engine.disk_folder import DiskFolder
     from localkv.loader.adapter_file import AdapterFile
     from localkv.loader.adapters import LoadedAdapter
     from localkv.loader.gguf_file import GGUFFile
@@ -1338,6 +1339,11 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
+        folder = None
+        if cache_disk is not None:
+            from localkv.engine.disk_folder import disk_folder
+
+            folder = disk_folder(cache_disk, cache_disk_size, has_budget=kv_budget is not None)
         if step_ms is not None and not step_ms > 0:
             raise UsageError(f"step_ms must be above 0, not {step_ms}")
         drafter = spec or ("draft" if draft_model is not None else "none")
@@ -1520,8 +1526,8 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self.places, self.backend = places, places.whole
         self._step_ms = step_ms
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
-        if cache_disk is not None:
-            self._keep_on_disk(cache_disk, cache_disk_size, activations)
+        if folder is not None:
+            self._keep_on_disk(folder, activations)
         self.load_seconds = time.perf_counter() - started
 
     def __reduce_ex__(self, protocol: object) -> Never:
@@ -1542,11 +1548,10 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             f"K/V {cache.types_text}, {self.backend.name}{draft}>"
         )
 
-    def _keep_on_disk(self, folder: str | os.PathLike[str], n_bytes: int, activations: str) -> None:
+    def _keep_on_disk(self, folder: DiskFolder, activations: str) -> None:
         """Have texts that leave the cache kept in a folder."""
         from localkv import __version__  # whose kernels may round otherwise
         from localkv.engine.disk_cache import DiskCache
-        from localkv.engine.disk_folder import DiskFolder
         from localkv.simd.cpu_features import CPU_LEVEL
 
         kernels = CPU_LEVEL if self.backend.name == "cpu" else self.backend.name
@@ -1557,7 +1562,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         for name in ("model_name", "choices"):  # for people, and said by the cache
             del identity[name]
         self.disk = DiskCache(
-            DiskFolder(folder, n_bytes),
+            folder,
             self.engine.cache,
             identity,
             exact=self.engine.slot.exact,

@@ -29,6 +29,7 @@ from localkv.commands.options import Panel, quiet_option, say_preset
 from localkv.commands.output import note
 from localkv.commands.parsing import Choice, Command, Whole, byte_size_of
 from localkv.commands.process import INTERRUPTED
+from localkv.config import DEFAULT_CACHE_DISK
 from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.loader.answer_tags import EFFORTS
 from localkv.server.client_config import CLIENTS, ServerAddress
@@ -71,6 +72,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     if all(size is None for size in sizes):
         arguments["n_cache_tokens"] = "fit"
     arguments["step_ms"] = values["step_ms"]
+    arguments |= _disk_arguments(values)
     names = _listed(alias) or (Path(path).stem,)
     if values["print_config"] is not None:
         return _print_config(values, hosts[0], port, names[0], path)
@@ -135,6 +137,28 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         return INTERRUPTED if ending.hurries.is_set() else 0
 
     return uvloop.run(main())
+
+
+def _disk_arguments(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that `--cache-disk` and `--cache-disk-size` stand for.
+
+    Raises:
+        UsageError: there is a size without a folder, or it is too small for anything.
+    """
+    folder, size = values["cache_disk"], values["cache_disk_size"]
+    if folder is None:
+        if size is not None:
+            raise UsageError(
+                "--cache-disk-size is the size of --cache-disk, and there is none",
+                hint="add --cache-disk FOLDER",
+            )
+        return {}
+    if size == 0:
+        raise UsageError("--cache-disk-size 0 has no room for anything", hint="use a size")
+    return {
+        "cache_disk": str(Path(folder).expanduser().resolve()),
+        "cache_disk_size": DEFAULT_CACHE_DISK if size is None else size,
+    }
 
 
 def _silence(text: str) -> None:
@@ -250,6 +274,20 @@ SERVER_OPTIONS: list[click.Parameter] = [
         callback=byte_size_of,
         metavar="SIZE",
         help="The same in bytes, such as 4GiB: as many tokens as fit into them.",
+    ),
+    _SERVER.option(
+        "--cache-disk",
+        metavar="FOLDER",
+        help="Keep evaluated tokens in files of this folder, too: what has no more room in the "
+        "cache, and what is in it when the server ends. Servers with the same model and the same "
+        "cache types go on with them. [default: none]",
+    ),
+    _SERVER.option(
+        "--cache-disk-size",
+        callback=byte_size_of,
+        metavar="SIZE",
+        help="Bytes of these files at most, such as 20GiB; those not used for the longest time go "
+        f"first. [default: {byte_size(DEFAULT_CACHE_DISK)}]",
     ),
     _SERVER.option(
         "-n --predict n_predict",

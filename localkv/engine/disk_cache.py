@@ -92,9 +92,8 @@ PAUSE = 60.0
 
 Ids = NDArray[np.int64]
 Origin = bytes
-"""What texts must have in common, in addition to their tokens, to share rows across processes:
-whose they are, or what else than the model their rows depend on. Texts with a salt and without an
-origin are not kept."""
+"""What texts must have in common, beside their tokens, to share rows across processes: whose they
+are, or what else their rows depend on. Texts with a salt and without an origin are not kept."""
 
 
 @dataclass
@@ -296,11 +295,6 @@ class DiskCache:
         exact: bool,
         on_problem: Callable[[str], None] = lambda line: None,
     ) -> None:
-        if cache.ladder is not None:
-            raise UsageError(
-                "--cache-disk can't keep pages that change their types (--kv-budget)",
-                hint="leave out one of the two",
-            )
         if not cache.pools and not cache.states:
             raise UsageError("--cache-disk: this model keeps no rows of its texts")
         self.folder, self.cache, self.exact = folder, cache, exact

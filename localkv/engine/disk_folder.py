@@ -4,15 +4,16 @@
     FOLDER/GROUP/SHARD/PARENT-OWN.PART
 
 A group is 32 hexadecimal digits, as are PARENT and OWN. A shard is the first two digits of PARENT,
-so that the files of one parent are found by listing a small folder. Nobody but the owner may read
-any of it, or write to it: what is read becomes part of answers.
+so that a small folder is listed to find the files of one parent. Nobody but the owner may read any
+of it, or write to it: what is read becomes part of answers.
 
-A file gets its name once all of it is written, and never changes. Who writes has the lock, and
-`lock` holds the bytes of all files, so that no two processes exceed the limit together. Reading
-takes no lock, since a file that is removed can still be read by who has opened it. The count is
-raised before a file has its name. It is made again from the files when the limit is reached and
-when a process begins. So a process that is killed leaves a count that is too large at most, and a
-part of a file under a name that the next count removes.
+A file gets its name once all of it is written, and never changes. A process that writes has the
+lock, and `lock` holds the bytes of all files, so that no two processes exceed the limit together.
+Reading takes no lock, since a file that is removed stays there for all that have opened it.
+
+The count is raised before a file has its name. It is made again from the files when the limit is
+reached, and when a process begins. So a process that is killed leaves a count that is too large at
+most, and a part of a file, which the next count removes.
 
 Files that were not used for the longest time go first. The time of a file's last use is its time of
 modification. Files of one text are marked as used one after the other, the last of the text as the
@@ -37,7 +38,7 @@ from localkv.errors import UsageError, printable
 BLOCK = 4096
 """Bytes that a file takes are a multiple of it."""
 SPARE = 20
-"""Where files have to go, as many go as leave one part in this number of the limit free."""
+"""Where files have to go, one part in this many of the limit is free afterwards."""
 NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([a-z0-9]{1,16})")
 GROUP = re.compile(r"[0-9a-f]{32}")
 LOCK = "lock"
@@ -229,6 +230,23 @@ class DiskFolder:
                 for entry in entries
                 if names.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             ]
+
+
+def disk_folder(path: str | os.PathLike[str], most_bytes: int, *, has_budget: bool) -> DiskFolder:
+    """The folder that a model's texts are to be kept in.
+
+    Args:
+        has_budget: of the model's cache.
+
+    Raises:
+        UsageError: it can't be used, or pages change their types, so that they can't be kept.
+    """
+    if has_budget:
+        raise UsageError(
+            "--cache-disk can't keep pages that change their types (--kv-budget)",
+            hint="leave out one of the two",
+        )
+    return DiskFolder(path, most_bytes)
 
 
 def _whole_blocks(size: int) -> int:

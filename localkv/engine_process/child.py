@@ -1,7 +1,8 @@
 """The engine's process: `python -m localkv.engine_process.child`, messages in and out.
 
 One thread runs the model; another reads what the client sends. The process ends when its input
-does, in the middle of any work, so it never outlives its client, however that ended.
+does, in the middle of any work, so it does not outlive its client, however that ended. Only what is
+still to be written to a prompt cache on the disk takes some seconds more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def serve(source: BinaryIO, out: BinaryIO) -> int:
             while (body := read_message(source)) is not None:
                 server.take(server.decode(body))
         finally:  # even if a message is damaged: nobody would notice the end any more
-            os._exit(0)
+            server.end()
 
     Thread(target=listen, daemon=True).start()
     try:

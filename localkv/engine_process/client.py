@@ -50,6 +50,8 @@ from localkv.system.python_child import child_command, child_environment
 
 STOP_SECONDS = 2.0
 """How long the process may take to end by itself."""
+LOOK_SECONDS = 0.1
+"""How often it is looked whether it has to hurry."""
 STDERR_TAIL = 4000
 """Bytes of what it said last that are looked at when it is gone."""
 
@@ -71,6 +73,9 @@ class EngineClient:
         take: is told each message that is no `Failed`.
         end: is told why the process is gone.
         command: the program, if it is another; for tests.
+
+    Attributes:
+        stop_seconds: how long the process may take to end by itself; it may become less meanwhile.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class EngineClient:
         command: Sequence[str] = (),
     ) -> None:
         self._load, self._decode, self._take, self._end = load, decode, take, end
+        self.stop_seconds = STOP_SECONDS
         self._command = list(command) or child_command("localkv.engine_process.child")
         self._process: asyncio.subprocess.Process | None = None
         self._failure: LocalKVError | None = None
@@ -131,11 +137,13 @@ class EngineClient:
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
-        try:
-            await asyncio.wait_for(asyncio.shield(self._reading), STOP_SECONDS)
-        except TimeoutError:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not self._reading.done() and loop.time() - began < self.stop_seconds:
+            await asyncio.wait({self._reading}, timeout=LOOK_SECONDS)
+        if not self._reading.done():
             self._kill()
-            await self._reading
+        await self._reading
 
     def _kill(self) -> None:
         assert self._process is not None

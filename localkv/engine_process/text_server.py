@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from localkv.engine_process.texts import (
     Accepted,
     Adapter,
     Again,
+    DiskStatus,
     Embed,
     Ended,
     Event,
@@ -41,6 +43,7 @@ from localkv.engine_process.texts import (
     Submit,
     ToEngine,
     Vectors,
+    Warned,
     to_engine,
 )
 from localkv.engine_process.wire import Cancel, Message, Progress, Refused, SlotAction
@@ -49,6 +52,13 @@ from localkv.llm import LLM, TextModel
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.structured.constraint import GrammarTokens
 from localkv.system.limits import before_model
+
+END_SECONDS = 30.0
+"""How long the process may go on without its client, to write texts to the disk."""
+SAVE_SECONDS = 0.02
+"""How long nothing happens between two texts that are written while nobody asks for anything."""
+SAVE_BYTES = 64 << 20
+"""No further ones are copied while more than this waits to be written."""
 
 
 def placed(places: Sequence[int], running: Sequence[int]) -> tuple[int, ...]:
@@ -111,6 +121,7 @@ class RunningText:
             grammar=submit.grammar,
             lora=submit.lora,
             salt=submit.salt,
+            origin=submit.origin,
             reuses=submit.reuses,
             ranks_after_samplers=submit.after_samplers,
             lines=LineLimits(submit.n_indent, submit.line_seconds),
@@ -341,6 +352,7 @@ class TextServer:
         self.take = self.inbox.put
         self.texts = dict[int, RunningText]()
         self.embeds = dict[int, EmbedJob]()
+        self._has_ended = self._saved = False
         self._n_embed_steps = 0
         self._events = list[Event]()
         self._answers = {
@@ -360,6 +372,8 @@ class TextServer:
             **options.arguments,
             on_progress=lambda *progress: send(Progress(LoadProgress(*progress))),
         )
+        if llm.disk is not None:
+            llm.disk.tell(lambda line: send(Warned(line)))
         cache, pools = llm.cache, llm.engine.cache.pools
         send(Progress(LoadProgress(WARM_UP)))
         loaded_at = time.perf_counter()
@@ -389,9 +403,31 @@ class TextServer:
         while True:
             self.serve_some()
 
+    def end(self) -> None:
+        """The client is gone: end the process, once texts that are kept are on the disk. What
+        runs now may take longer than a client waits."""
+        if self.__dict__.get("llm") is not None and self.llm.disk is not None:
+            self._has_ended = True
+            self.inbox.messages.put(Cancel(0))  # wakes the other thread
+            time.sleep(END_SECONDS)
+        os._exit(0)
+
+    def _finish(self) -> NoReturn:
+        """Write what the cache has to the disk, and end the process."""
+        for request in [*self.llm.batch.scheduler.running]:
+            with suppress(LocalKVError):
+                self.llm.batch.end(request)  # what is evaluated of it is kept
+        self.llm.close()
+        os._exit(0)
+
     def serve_some(self) -> None:
         """Take what is asked for, and make one step for all; wait if there is nothing to do."""
-        self._take_all(waits=not self.texts and not self.embeds)
+        is_idle = not self.texts and not self.embeds
+        saves = is_idle and self._saves()
+        self._take_all(is_idle, SAVE_SECONDS if saves or self._saved else None)
+        self._saved = saves  # what came of it is told once more
+        if self._has_ended:
+            self._finish()
         step_ms, rows = self._step()
         self._embed_some()
         for text in list(self.texts.values()):
@@ -402,11 +438,24 @@ class TextServer:
         events, self._events = self._events, []
         self.send(Step(events, self._status(step_ms, rows)))
 
-    def _take_all(self, *, waits: bool) -> None:
-        """Do what the front asks for."""
+    def _saves(self) -> bool:
+        """Have a text that is kept written to the disk; whether there is more to write."""
+        disk, slot = self.llm.disk, self.llm.engine.slot
+        if disk is None:
+            return False
+        if disk.n_queued > SAVE_BYTES:  # it is written as fast as it can be
+            return True
+        return slot.turn(slot.save_some) or disk.n_queued > 0
+
+    def _take_all(self, waits: bool, seconds: float | None) -> None:
+        """Do what the front asks for.
+
+        Args:
+            waits: until there is something, or for some seconds.
+        """
         try:
             while True:
-                message = self.inbox.messages.get(block=waits)
+                message = self.inbox.messages.get(block=waits, timeout=seconds)
                 self._answers[type(message)](message)  # type: ignore[operator]
                 waits = False
         except Empty:
@@ -488,6 +537,7 @@ class TextServer:
             rows=rows,
             step_ms=step_ms,
             places=self._places,
+            disk=_disk_status(self.llm),
         )
 
 
@@ -556,6 +606,15 @@ class Inbox:
                     self._later[client] = waiting
                 if message.id in self._ids:
                     return message
+
+
+def _disk_status(llm: LLM) -> DiskStatus | None:
+    disk = llm.disk
+    if disk is None:
+        return None
+    return DiskStatus(
+        **vars(disk.counts), bytes_now=disk.folder.n_bytes, bytes_queued=disk.n_queued
+    )
 
 
 def _cache_tokens(llm: LLM) -> int:

@@ -1,7 +1,7 @@
 """The messages about texts, which a server has written from tokens: many at the same time.
 
 It sends `Submit`, `Again`, `Embed`, `Cancel` and `SlotAction`; the engine sends `Facts`, and then
-`Step`s.
+`Step`s, and `Warned` between them.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Submit(Message, frozen=True):
         tells_tokens: its pieces name the tokens that they consist of.
         after_samplers: logprobs belong to the distribution that tokens are drawn from.
         salt: only texts with the same share rows of the cache.
+        origin: what the salt stands for, in this process and others.
         reuses: rows that the cache has of the prompt are taken.
         place: by which it can be saved; -1 for the one in which it runs.
         client: who asks.
@@ -72,6 +73,7 @@ class Submit(Message, frozen=True):
     tells_tokens: bool = False
     after_samplers: bool = False
     salt: int = 0
+    origin: bytes = b""
     reuses: bool = True
     place: int = -1
     client: str = ""
@@ -226,6 +228,24 @@ class Ended(Message, frozen=True):
     kind: str = ""
 
 
+class DiskStatus(msgspec.Struct, frozen=True):
+    """What was read from a prompt cache on the disk, and written (`DiskCounts`).
+
+    Attributes:
+        bytes_now: that all its files take, of all servers that use it.
+        bytes_queued: copies in memory that wait to be written.
+    """
+
+    n_found: int = 0
+    n_tokens: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    n_left_out: int = 0
+    n_damaged: int = 0
+    bytes_now: int = 0
+    bytes_queued: int = 0
+
+
 class Status(msgspec.Struct, frozen=True):
     """What the engine does, and did since it was started (`BatchStats`, `Pages`).
 
@@ -237,6 +257,7 @@ class Status(msgspec.Struct, frozen=True):
         rows: of the last step: [requests that generate, tokens of prompts].
         step_ms: that it took; 0 if there was none.
         places: the request that runs in each of `n_parallel` places, by its number; 0 for none.
+        disk: None without a prompt cache on the disk.
     """
 
     running: int = 0
@@ -254,6 +275,13 @@ class Status(msgspec.Struct, frozen=True):
     rows: tuple[int, int] = (0, 0)
     step_ms: float = 0.0
     places: tuple[int, ...] = ()
+    disk: DiskStatus | None = None
+
+
+class Warned(Message, frozen=True):
+    """Something that a user should know, a line."""
+
+    line: str
 
 
 Event: TypeAlias = Accepted | Refused | SlotDone | Vectors | Reading | Piece | Ended
@@ -267,7 +295,7 @@ class Step(Message, frozen=True):
 
 
 ToEngine: TypeAlias = Submit | Again | Embed | Cancel | SlotAction
-FromEngine: TypeAlias = Progress | Facts | Failed | Step
+FromEngine: TypeAlias = Progress | Facts | Failed | Step | Warned
 
 to_engine = decoder(ToEngine)
 from_engine = decoder(FromEngine)

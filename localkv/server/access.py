@@ -65,6 +65,15 @@ def given_key(headers: Mapping[str, str]) -> str:
     return headers.get("x-api-key", "").strip()
 
 
+def key_origins(keys: Iterable[str]) -> tuple[bytes, ...]:
+    """What texts of each key have in common, by the key's number, and b"" for none.
+
+    These are digests, so that a prompt cache on the disk has no key in it.
+    """
+    digests = (_digest(key) for key in sorted(keys))
+    return b"", *(hashlib.blake2b(one, person=b"localkv cache").digest() for one in digests)
+
+
 def read_keys(listed: str | None, path: str | os.PathLike[str] | None) -> frozenset[str]:
     """Read keys from a list with commas between them, and from a file with one a line.
 

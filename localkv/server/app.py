@@ -116,6 +116,7 @@ async def cache_meter(front: Front, request: Request) -> Response:
             },
             "prompt_tokens": {"evaluated": status.n_prompt, "reused": status.n_reused},
             "requests": {"running": status.running, "waiting": status.waiting},
+            "disk": status.disk,
         }
     )
 

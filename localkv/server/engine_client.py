@@ -31,6 +31,7 @@ from localkv.engine_process.texts import (
     Step,
     Submit,
     Vectors,
+    Warned,
     from_engine,
 )
 from localkv.engine_process.wire import (
@@ -48,6 +49,10 @@ from localkv.system.loading_line import compiling_line
 
 if TYPE_CHECKING:
     from localkv.server.metrics import ObservedTexts
+
+
+SAVING_SECONDS = 32.0
+"""How long an engine may take to end that writes texts to the disk."""
 
 
 @dataclass
@@ -221,6 +226,7 @@ class TextClient(EngineClient):
         status: what the engine does.
         open: the texts that have not ended.
         on_status: is told each of them.
+        on_warning: is told what a user should know, a line.
     """
 
     def __init__(
@@ -234,6 +240,9 @@ class TextClient(EngineClient):
         self.status = Status()
         self.open = OpenTexts()
         self.on_status: Callable[[Status], None] = lambda status: None
+        self.on_warning: Callable[[str], None] = lambda line: None
+        if "cache_disk" in options.arguments:
+            self.stop_seconds = SAVING_SECONDS
         self._on_progress = on_progress
         self._texts = dict[int, Texts]()
         self._numbers = count(1)
@@ -340,7 +349,7 @@ class TextClient(EngineClient):
         if self._owed is None:
             self._owed = time.monotonic()
 
-    def take(self, message: Progress | Facts | Step) -> None:
+    def take(self, message: Progress | Facts | Step | Warned) -> None:
         """Tell whom it concerns what the engine says."""
         if isinstance(message, Step):
             moved = message.status.n_steps != self.status.n_steps
@@ -354,6 +363,8 @@ class TextClient(EngineClient):
             self.on_status(message.status)
         elif isinstance(message, Progress):
             self._on_progress(message.value)
+        elif isinstance(message, Warned):
+            self.on_warning(message.line)
         else:
             self.facts, self._owed = message, None
             self._loaded.set()
@@ -451,7 +462,9 @@ class Supervisor:
         return msgspec.structs.replace(now, **counts)
 
     def _new_client(self) -> TextClient:
-        return TextClient(self._options, self._note, self._command)
+        client = TextClient(self._options, self._note, self._command)
+        client.on_warning = lambda line: self.say(f"warning: {line}")
+        return client
 
     def _note(self, progress: LoadProgress) -> None:
         if progress.stage == "kernels" and progress.total and not self._has_told_of_kernels:

@@ -17,6 +17,7 @@ from localkv.engine_process.texts import Embed, Facts, Opening, Submit, Vectors
 from localkv.errors import LocalKVError, counted, printable
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import NUMBERS, SamplingParams
+from localkv.server.access import key_origins
 from localkv.server.engine_client import Supervisor, Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
 from localkv.server.json_body import make_decoders
@@ -60,6 +61,7 @@ class Front:
         self, settings: ServerSettings, supervisor: Supervisor, log: AccessLog | None = None
     ) -> None:
         self.settings = settings
+        self._origins = key_origins(settings.api_keys)
         self.supervisor = supervisor
         self.started = int(time.time())
         self.is_draining = False
@@ -276,9 +278,8 @@ class Front:
         record = current.get()
         if record is not None:
             salt = record.key if self.settings.cache_per_key else 0
-            requests = [
-                msgspec.structs.replace(one, salt=salt, client=record.client) for one in requests
-            ]
+            whose = {"salt": salt, "origin": self._origins[salt], "client": record.client}
+            requests = [msgspec.structs.replace(one, **whose) for one in requests]
         try:
             texts = client.submit(requests)
             try:

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from localkv.engine_process.client import STOP_SECONDS
 from localkv.engine_process.texts import Facts
 from localkv.errors import UsageError, printable
 from localkv.server.access import is_loopback
@@ -359,6 +360,7 @@ async def _run(
     running = asyncio.create_task(supervisor.run(on_ready))
     loading = asyncio.create_task(front.load())
     stopping = asyncio.create_task(ending.begins.wait())
+    hurrying = asyncio.create_task(_hurry(supervisor, ending.hurries))
     try:
         await asyncio.wait({serving, running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done() and (error := running.exception()) is not None:
@@ -371,10 +373,16 @@ async def _run(
         server.force_exit = ending.hurries.is_set()
         with contextlib.suppress(Exception):
             await serving
-        for task in (running, loading, stopping):
+        for task in (running, loading, stopping, hurrying):
             task.cancel()
         if front.log is not None:
             front.log.close()
+
+
+async def _hurry(supervisor: Supervisor, hurries: asyncio.Event) -> None:
+    """Give the engine no more time to write texts to the disk once somebody hurries."""
+    await hurries.wait()
+    supervisor.client.stop_seconds = STOP_SECONDS
 
 
 async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> None:

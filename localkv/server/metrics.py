@@ -135,10 +135,27 @@ class _Engine(Collector):
         yield _gauge("localkv_longest_text_tokens", "Of a prompt and its answer.", longest)
         yield _gauge("localkv_cache_pages_shared", "Those of several texts.", status.pages_shared)
         yield _gauge("localkv_cache_bytes", "Of K and V.", facts.cache_bytes if facts else 0)
+        yield from self._of_disk()
         yield _counter("localkv_preemptions", "Requests that gave way.", self._n("n_preempted"))
         yield _counter("localkv_steps", "Steps of the engine.", self._n("n_steps"))
         restarts = self._supervisor.n_restarts
         yield _counter("localkv_engine_restarts", "Engines that died.", restarts)
+
+    def _of_disk(self) -> Iterator[Metric]:
+        """What the prompt cache on the disk has done in this engine, if there is one."""
+        disk = self._supervisor.client.status.disk
+        if disk is None:
+            return
+        for name, words, value in (
+            ("found_texts", "Texts that went on with rows from the disk.", disk.n_found),
+            ("found_tokens", "Tokens whose rows these were.", disk.n_tokens),
+            ("read_bytes", "Of files with rows.", disk.bytes_read),
+            ("written_bytes", "Of files with rows.", disk.bytes_written),
+            ("left_out", "Files and texts that were not written in time.", disk.n_left_out),
+            ("damaged", "Files that were damaged, and removed.", disk.n_damaged),
+        ):
+            yield _counter(f"localkv_cache_disk_{name}", words, value)
+        yield _gauge("localkv_cache_disk_bytes", "Of all servers' files.", disk.bytes_now)
 
     def _n(self, name: str) -> float:
         """A count of this engine and of those before it."""

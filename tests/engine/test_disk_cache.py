@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.disk_cache import DiskCache
-from localkv.engine.disk_folder import DiskFolder
+from localkv.engine.disk_folder import DiskFolder, disk_folder
 from localkv.engine.engine import Engine
 from localkv.engine.generation import GenerationOptions
 from localkv.engine.prefix import Text
@@ -323,12 +323,10 @@ def test_nobody_else_may_read_or_write(load: Load, folder: Path, tmp_path: Path)
         DiskFolder(files_in(folder)[0], 1 << 20)
 
 
-def test_a_budget_is_refused(load: Load, folder: Path) -> None:
-    config = CacheConfig(
-        n_ctx=N_CTX, kv_budget=1 << 20, kv_ladder=(("f16", "f16"), ("q8_0", "q8_0"))
-    )
+def test_a_budget_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="--kv-budget"):
-        engine_on(load("llama"), folder, config)
+        disk_folder(folder, 1 << 20, has_budget=True)
+    assert not folder.exists()
 
 
 def taken(folder: Path) -> int:
