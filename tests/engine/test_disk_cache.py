@@ -6,7 +6,10 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -371,3 +374,41 @@ def test_a_smaller_limit_holds_at_once(folder: Path) -> None:
     assert not [*folder.rglob("*.part")]
     kept = {int(path.name[:32], 16) for path in files_in(folder)}
     assert kept == {0, *range(21 - len(kept), 20)}  # 0 was of use again
+
+
+WRITES = """
+import sys
+from localkv.engine.disk_folder import DiskFolder
+
+folder = DiskFolder(sys.argv[1], 60 * 8192)
+print("ready", flush=True)
+for i in range(1 << 20):
+    byte = bytes([i % 256])
+    def write(file):
+        for _ in range(7):
+            file.write(byte * 1000)
+            file.flush()
+    folder.write("2" * 32, f"{i:032x}-{i:032x}.rows0p0", 7000, write)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_files(folder: Path) -> None:
+    """Killed at any moment; and the next one counts what is there."""
+    for number in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITES, str(folder)], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            end = time.monotonic() + 20
+            while not any(len(path.suffixes) == 1 for path in files_in(folder)):
+                assert time.monotonic() < end
+            time.sleep(0.005 + 0.013 * number)
+            process.kill()
+        for path in files_in(folder):
+            if not path.name.endswith(".part"):
+                content = path.read_bytes()
+                assert content == bytes([int(path.name[:32], 16) % 256]) * 7000
+        assert DiskFolder(folder, 60 * 8192).n_bytes == taken(folder) <= 60 * 8192
+        assert not [*folder.rglob("*.part")]
+    assert files_in(folder)
