@@ -19,15 +19,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.config import (
-    ACTIVATIONS,
-    DEFAULT_CACHE_DISK,
-    FIT,
-    CacheConfig,
-    KVScales,
-    Overrides,
-    device_name,
-)
+from localkv.config import ACTIVATIONS, DEFAULT_CACHE_DISK, FIT, CacheConfig, KVScales, Overrides
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.embedding import Pooling, Vectors, check_pooling, normalised, pooling_of_file
 from localkv.engine.engine import Engine
@@ -51,7 +43,7 @@ from localkv.engine.tokenized_model import (
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend, in_words
 from localkv.kernels.places import Places
-from localkv.kernels.select import gpu_names, places_of, select_backend, unused_gpu
+from localkv.kernels.select import first_device, gpu_names, places_of, select_backend, unused_gpu
 from localkv.loader.answer_tags import ChannelDecoder, channel_markers
 from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt
@@ -1310,13 +1302,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         overrides = Overrides.of(locals())
         self.warnings: list[str] = []
         gpus = gpu_names(device, main_gpu)
-        one = gpus[0] if len(gpus) > 1 or main_gpu else device_name(device)
-        backend = select_backend(one, k_before_rope=k_before_rope)
+        backend = select_backend(first_device(device, main_gpu), k_before_rope=k_before_rope)
         offload = Offload.of(
             n_gpu_layers, n_cpu_moe, override_tensor, offload_kqv, tensor_split or ()
         )
         if backend.name == "cpu":
-            if not offload.is_auto or offload.split:
+            if not offload.is_auto or offload.split or main_gpu:
                 self.warnings.append(NO_GPU)
             offload, gpus = Offload(), []
         is_divided = len(gpus) > 1 or not (offload.is_auto or offload.is_whole)

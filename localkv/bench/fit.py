@@ -13,7 +13,7 @@ from localkv.bench.source import Source
 from localkv.cache.cache_checks import check_cache
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.kernels.select import gpu_names, select_backend
+from localkv.kernels.select import first_device, gpu_names, select_backend
 from localkv.memory.fit import check_fit, check_parts_fit, free_memory, free_on, in_places
 from localkv.memory.plan import ModelMemory
 from localkv.system.threads import n_threads
@@ -56,8 +56,10 @@ def _check(
     source: Source, grid: Grid, device: str, caches: Sequence[CacheConfig], given: Mapping[str, Any]
 ) -> list[str]:
     gpus = gpu_names(device, given["main_gpu"])
-    one = gpus[0] if len(gpus) > 1 or given["main_gpu"] else device
-    backend, offload = select_backend(one), Offload.of_arguments(given)
+    backend, offload = (
+        select_backend(first_device(device, given["main_gpu"])),
+        Offload.of_arguments(given),
+    )
     budget = free_memory(backend)
     is_divided = backend.name != "cpu" and (len(gpus) > 1 or not offload.is_auto)
     if is_divided and source.path is None:

@@ -116,6 +116,21 @@ def places_of(
     return places
 
 
+def first_device(device: str, main_gpu: int = 0) -> str:
+    """The device that `select_backend` takes for a `--device`: the first of several, or the main
+    GPU, unless "auto" finds none that can be used.
+
+    Raises:
+        UsageError: see `gpu_names`.
+    """
+    gpus = gpu_names(device, main_gpu)
+    if len(gpus) > 1:
+        return gpus[0]
+    if main_gpu and (device == "cuda" or (device == "auto" and not why_no_gpu()[0])):
+        return gpus[0]
+    return device_name(device)
+
+
 def gpu_names(device: str, main_gpu: int = 0) -> list[str]:
     """The GPUs, or what takes their place, that a `--device` names: "cuda0,cuda1", or one.
 
@@ -125,6 +140,8 @@ def gpu_names(device: str, main_gpu: int = 0) -> list[str]:
     Raises:
         UsageError: one is no GPU, or is named twice.
     """
+    if main_gpu < 0:
+        raise UsageError(f"main_gpu is {main_gpu}", hint="GPUs are counted from 0")
     names = [device_name(part) for part in device.split(",")]
     if len(names) == 1:
         if names[0] in ("auto", "cuda"):

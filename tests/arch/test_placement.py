@@ -13,6 +13,8 @@ from localkv.arch.placement import MANY, Offload, parsed_overrides
 from localkv.arch.spec import ModelSpec
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
+from localkv.kernels import select
+from localkv.kernels.select import first_device, gpu_names
 from localkv.loader.known_models import KNOWN_MODELS, shape_tensors
 from localkv.memory.fit import check_parts_fit, offloads, placement_that_fits
 from localkv.memory.plan import ModelMemory
@@ -143,3 +145,17 @@ def test_as_much_as_fits_is_on_the_gpu() -> None:
     placed = replace(memory, placement=Offload(9).placed(ROUTED, ROUTED_SHAPES, ONE))
     with pytest.raises(DoesNotFitError, match=r"^CPU has 1\.00 GiB free, and its part takes "):
         check_parts_fit(placed, cache, budgets)
+
+
+def test_gpus_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_names("CUDA1,cuda:0") == ["cuda1", "cuda0"]
+    assert gpu_names("auto", 2) == ["cuda2"]
+    assert gpu_names("cpu", 2) == []
+    assert (first_device("cuda", 1), first_device("cuda", 0)) == ("cuda1", "cuda")
+    monkeypatch.setattr(select, "why_no_gpu", lambda: ("there is none", ""))
+    assert (first_device("auto", 1), first_device("cpu", 1)) == ("auto", "cpu")
+    for device, words in (("cuda0,cpu", "'cpu' is no GPU"), ("cuda0,cuda0", "names a GPU twice")):
+        with pytest.raises(UsageError, match=words):
+            gpu_names(device)
+    with pytest.raises(UsageError, match="main_gpu is -1"):
+        gpu_names("cuda", -1)
