@@ -26,6 +26,7 @@ from localkv.chat.server_engine import is_url
 from localkv.chat.store import SessionCache
 from localkv.config import USUAL_PAIRS, CacheConfig, Overrides
 from localkv.errors import ModelFileError, UsageError, printable
+from localkv.loader.adapter_file import adapter_memory, opened_adapters
 from localkv.loader.chat_template import chat_template_from_metadata
 from localkv.loader.chosen_cache import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
@@ -36,13 +37,14 @@ from localkv.loader.model_header import ModelHeader, with_overrides
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.loader.weights import checked_spec
+from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import Budgeted, check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
 
-__all__ = ["LocalModel", "Models"]
+__all__ = ["LocalModel", "Models", "memory_of"]
 
 
 class Models:
@@ -165,7 +167,7 @@ class Models:
                 "localkv complete",
             )
         read_vocabulary(header.metadata)
-        memory, cache = _memory(header, arguments, backend or "cpu")
+        memory, cache = memory_of(header, arguments, backend or "cpu")
         if backend != "cpu" or arguments.get("fit") == "off":
             return  # the engine finds out
         budget = machine_memory()
@@ -213,10 +215,20 @@ def _paths(text: str) -> list[str]:
     return sorted(name for name in found if name.isprintable())
 
 
-def _memory(
+def memory_of(
     header: ModelHeader, arguments: Mapping[str, Any], backend: str
 ) -> tuple[ModelMemory, CacheConfig]:
-    """What a model and a cache take, if the model can have such a cache."""
+    """What a model and a cache take, if the model can have such a cache.
+
+    Args:
+        header: the model's file.
+        arguments: of `LLM`; the cache has no bound that is chosen when it is loaded.
+        backend: where it would run.
+
+    Raises:
+        ModelFileError: the file, or that of a draft model, can't be used.
+        UsageError: the model can't have this cache.
+    """
     config = checked_spec(header)
     named = [arguments.get(f"cache_type_{side}") for side in ("k", "v", "k_swa", "v_swa")]
     type_k, type_v = (name or "f16" for name in named[:2])
@@ -229,6 +241,7 @@ def _memory(
         swa_full=arguments.get("swa_full", False),
         type_k_rope=arguments.get("cache_type_k_rope") or CacheConfig.type_k_rope,
         ctx_checkpoints=arguments.get("ctx_checkpoints", CacheConfig.ctx_checkpoints),
+        n_sequences=arguments.get("n_parallel", 1),
         kv_tail=arguments.get("kv_tail"),
         kv_sink=arguments.get("kv_sink"),
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
@@ -268,8 +281,15 @@ def _memory(
         backend,
         n_batch,
         n_threads,
+        is_file=arguments.get("use_mmap", True),
         changed=changed_tensors(Smoothing.in_use(cache, profile), config, header.tensors),
         activations=arguments.get("activations") or "auto",
     )
+    if (lora := arguments.get("lora")) is not None:
+        files = [file for file, _ in opened_adapters(lora, header, config, backend)]
+        memory = replace(memory, adapters=adapter_memory(files))
+    if (path := arguments.get("draft_model")) is not None:
+        types = (arguments.get(f"cache_type_{side}_draft", "f16") for side in "kv")
+        memory = replace(memory, draft=DraftFile.of(path, header, *types).memory(memory))
     cache, _ = budgeted.fitted(cache, memory, machine_memory, names_context=bool(n_ctx))
     return memory, cache

@@ -167,11 +167,8 @@ FOREIGN_FLAGS = (
     _refused("--props", "options say how the server works; /props shows it"),
     _skipped("--threads-http", "one process takes all requests; -np N runs N of them at a time", 1),
     _skipped("--cache-reuse", "what texts have in common from their start is read once", 1),
-    _refused(
-        "--models-dir --models-max --models-preset",
-        "a server has one model, -m FILE; for several, run localkv serve --port N for each",
-        1,
-    ),
+    _refused("--models-dir --models-max --models-preset --sleep-idle-seconds", _SERVER, 1),
+    _refused("--models-autoload --no-models-autoload", _SERVER),
     _refused("--embedding --embeddings --embd-output-format", _EMBED),
     _refused("--rerank --reranking", _RERANK),
     _skipped("--keepalive", "the model stays loaded for as long as the command runs", 1),

@@ -43,6 +43,10 @@ from localkv.system.files import is_endless, read_input
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+ARGUMENTS = "localkv.arguments"
+"""Where a context keeps the checked words of the command line, for `values_with`."""
+
+
 class Command(click.Command):
     """One command of `localkv`.
 
@@ -74,6 +78,7 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             args, asks_help = check_arguments(self, ctx, args)
+            ctx.meta[ARGUMENTS] = args
             if self.reads_config and not asks_help:
                 ctx.default_map = config_defaults(self, ctx, _siblings(ctx))
         return super().parse_args(ctx, args)
@@ -574,21 +579,57 @@ def config_defaults(
     Raises:
         UsageError: the file can't be read, or a table, key or value in it is not an option's.
     """
-    tables, path = _read(config_path()), printable(config_path())
-    for name, table in tables.items():
+    tables, path = read_toml(config_path()), printable(config_path())
+    if tables is None and "LOCALKV_CONFIG" in os.environ:
+        raise UsageError(f"{path}: no such file, which LOCALKV_CONFIG names")
+    for name, table in (tables or {}).items():
         if name not in commands:
             raise UsageError(f"{path}: [{name}] is not a command{did_you_mean(name, commands)}")
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name} is {_kind(table)}, expected a table [{name}]")
-    options = _long_options(command)
-    defaults = {}
-    for key, value in tables.get(command.name or "", {}).items():
-        where = f"{path}: [{command.name}] {key}"
+    own = (tables or {}).get(command.name or "", {})
+    return table_values(command, ctx, own, f"{path}: [{command.name}]")
+
+
+def table_values(
+    command: click.Command, ctx: click.Context, table: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The values in a table whose keys are long names of a command's options, by parameter name.
+
+    Raises:
+        UsageError: a key or a value is not an option's; `where` names the table.
+    """
+    options, values = _long_options(command), {}
+    for key, value in table.items():
+        at = f"{where} {printable(key)}"
         option = options.get(key.replace("_", "-"))
         if option is None or option.name is None:
-            raise UsageError(f"{where}: no such option{did_you_mean(key, options)}")
-        defaults[option.name] = _checked(option, value, ctx, where)
-    return defaults
+            raise UsageError(f"{at}: no such option{did_you_mean(key, options)}")
+        values[option.name] = _checked(option, value, ctx, at)
+    return values
+
+
+def values_with(
+    ctx: click.Context, table: Mapping[str, Any]
+) -> tuple[click.Context, dict[str, Any]]:
+    """The values of a command line where a table counts before the configuration file.
+
+    Args:
+        ctx: of the command as it was given.
+        table: values by parameter name.
+
+    Returns:
+        a context in which callbacks have run again, and all values.
+    """
+    inner = click.Context(
+        ctx.command,
+        parent=ctx.parent,
+        info_name=ctx.info_name,
+        default_map={**(ctx.default_map or {}), **table},
+    )
+    with inner.scope(cleanup=False):
+        click.Command.parse_args(ctx.command, inner, [*ctx.meta[ARGUMENTS]])
+    return inner, dict(inner.params)
 
 
 _NAMING_TYPES = {
@@ -598,7 +639,12 @@ _NAMING_TYPES = {
 """Options whose values have names of cache types in them."""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any] | None:
+    """The content of a file in TOML; None if there is none.
+
+    Raises:
+        UsageError: it can't be read.
+    """
     shown = printable(path)
     try:
         if is_endless(path):
@@ -610,9 +656,7 @@ def _read(path: Path) -> dict[str, Any]:
 
         return loads(text.replace("\r\n", "\n"))
     except (FileNotFoundError, NotADirectoryError):
-        if "LOCALKV_CONFIG" in os.environ:
-            raise UsageError(f"{shown}: no such file, which LOCALKV_CONFIG names") from None
-        return {}
+        return None
     except OSError as error:
         raise UsageError(f"{shown}: {error.strerror}") from error
     except UnicodeDecodeError as error:

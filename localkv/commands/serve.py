@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
+from click.core import ParameterSource
 
 from localkv.commands.generation_options import (
     reasoning_preserve_option,
@@ -27,75 +30,65 @@ from localkv.commands.loading_options import (
 from localkv.commands.model_file import model_file, named_or_shipped
 from localkv.commands.options import Panel, quiet_option, say_preset
 from localkv.commands.output import note
-from localkv.commands.parsing import Choice, Command, Whole, byte_size_of
+from localkv.commands.parsing import (
+    FILE,
+    Argument,
+    Choice,
+    Command,
+    Whole,
+    byte_size_of,
+    read_toml,
+    table_values,
+    values_with,
+)
 from localkv.commands.process import INTERRUPTED
 from localkv.config import DEFAULT_CACHE_DISK
-from localkv.errors import UsageError, byte_size, counted, printable
+from localkv.errors import LocalKVError, UsageError, byte_size, counted, printable
 from localkv.loader.answer_tags import EFFORTS
 from localkv.server.client_config import CLIENTS, ServerAddress
-from localkv.server.settings import REASONING, REASONING_FORMATS
+from localkv.server.settings import REASONING, REASONING_FORMATS, ModelSettings, ServerSettings
 from localkv.system.terminal_text import visible
 
 
-def _run(*, port: int, alias: str | None, **values: Any) -> int:
+def _run(**values: Any) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit code."""
+    ctx, tables = click.get_current_context(), dict[str, dict[str, Any]]()
+    if values["file"] and values["models_preset"]:
+        raise UsageError("two files of models: give FILE or --models-preset FILE")
+    if file := values["file"] or values["models_preset"]:
+        common, tables = _tables(Path(file), ctx)
+        ctx, values = values_with(ctx, common)
+    with ctx.scope(cleanup=False):
+        return _serve(values, tables)
+
+
+def _serve(values: dict[str, Any], tables: dict[str, dict[str, Any]]) -> int:
+    """Serve models that options name, and those that have tables."""
     from localkv.server.access import read_keys
 
     keys = read_keys(values["api_key"], values["api_key_file"])
     if (values["ssl_cert_file"] is None) != (values["ssl_key_file"] is None):
         raise UsageError("https needs both --ssl-cert-file and --ssl-key-file")
-    if values["cache_tokens"] is not None and values["cache_size"] is not None:
-        raise UsageError("--cache-tokens and --cache-size exclude each other")
-    quiet = values["quiet"]
-    say = _silence if quiet else note
-    if unnamed := named_or_shipped(values):
-        say(unnamed)
-    path = model_file(values)
-    params = sampling_params(values, escape=False)
-    template, hosts = template_text(values), _listed(values["host"])
+    hosts = _listed(values["host"])
     if not hosts:
         raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
-    from localkv.chat.engine import EngineOptions
+    say = _silence if values["quiet"] else note
+    models = _models(values, tables, say)
+    if values["print_config"] is not None:
+        return _print_config(values, hosts[0], models[0])
     from localkv.engine_process.texts import Facts
     from localkv.server.access import checked_origins
     from localkv.server.http_server import Ending, serve
-    from localkv.server.settings import ServerSettings
 
-    profile = profile_arguments(values, Path(path))
-    if "kv_bits" not in profile and not quiet:
-        say_preset(values)
-    arguments = loading_arguments(values) | profile | speculation_arguments(values)
-    arguments["n_parallel"] = values["parallel"]
-    arguments["n_cache_tokens"] = values["cache_tokens"]
-    arguments["n_cache_bytes"] = values["cache_size"]
-    sizes = (values[name] for name in ("cache_tokens", "cache_size", "kv_budget"))
-    if all(size is None for size in sizes):
-        arguments["n_cache_tokens"] = "fit"
-    arguments["step_ms"] = values["step_ms"]
-    arguments |= _disk_arguments(values)
-    names = _listed(alias) or (Path(path).stem,)
-    if values["print_config"] is not None:
-        return _print_config(values, hosts[0], port, names[0], path)
     settings = ServerSettings(
-        EngineOptions(str(path), arguments, template),
-        names[0],
-        names[1:],
+        models,
         checks_model=not values["any_model"],
-        tags=_listed(values["tags"]),
+        models_memory=values["models_memory"],
+        models_max=values["models_max"],
+        autoloads=values["models_autoload"],
         hosts=hosts,
-        port=port,
-        params=params,
-        max_tokens=values["n_predict"] if values["n_predict"] >= 0 else None,
-        reasoning=values["reasoning"],
-        reasoning_format=values["reasoning_format"],
-        reasoning_budget=values["reasoning_budget"],
-        reasoning_effort=values["reasoning_effort"],
-        preserve_reasoning=values["reasoning_preserve"],
-        prefills=values["prefill_assistant"],
-        queue=values["queue"],
+        port=values["port"],
         has_metrics=values["has_metrics"],
-        has_slots=values["has_slots"],
-        timeout=values["timeout"],
         api_keys=keys,
         cors=checked_origins(_listed(values["cors"])),
         has_page=values["ui"],
@@ -105,23 +98,22 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         ssl_cert=values["ssl_cert_file"],
         drain=values["drain"],
         log_file=values["log_file"],
-        state_dir=_folder(values["state_dir"]),
-        cache_per_key=values["cache_per_key"],
-        spm_infill=values["spm_infill"],
-        pooling=values["pooling"],
     )
 
-    def ready(facts: Facts) -> None:
+    def ready(model: ModelSettings, facts: Facts) -> None:
         for line in facts.warnings:
             note(f"warning: {line}")
         engine = facts.engine
         types = ", ".join(engine.kv_ladder) or f"{engine.type_k}/{engine.type_v}"
         say(
-            f"{settings.model_name}: {counted(facts.n_parallel, 'request')} at a time, up to "
+            f"{visible(model.model_name)}: {counted(facts.n_parallel, 'request')} at a time, up to "
             f"{engine.n_ctx:,} tokens each; the cache holds {facts.cache_tokens:,} tokens in "
             f"{byte_size(facts.cache_bytes)} ({types}); loaded in "
             f"{engine.load_seconds:.1f} s, warmed up in {facts.warm_up_seconds:.1f} s"
         )
+
+    loading = str(models[0].engine.model) if len(models) == 1 else counted(len(models), "model")
+    what = f"loading {loading}" if len(models) == 1 else loading
 
     async def main() -> int:
         ending, loop = Ending(), asyncio.get_running_loop()
@@ -130,7 +122,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         await serve(
             settings,
             say=say,
-            on_listening=lambda address: say(f"listening on {address}; loading {path}"),
+            on_listening=lambda address: say(f"listening on {address}; {what}"),
             on_ready=ready,
             ending=ending,
         )
@@ -139,7 +131,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     return uvloop.run(main())
 
 
-def _disk_arguments(values: dict[str, Any]) -> dict[str, Any]:
+def _disk_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `LLM` that `--cache-disk` and `--cache-disk-size` stand for.
 
     Raises:
@@ -161,12 +153,221 @@ def _disk_arguments(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _models(
+    values: dict[str, Any], tables: dict[str, dict[str, Any]], say: Callable[[str], None]
+) -> tuple[ModelSettings, ...]:
+    """All models that the server is to offer, in the order in which they are named.
+
+    Raises:
+        UsageError: two have the same name, or options contradict each other.
+        LocalKVError: one can't be had.
+    """
+    ctx = click.get_current_context()
+    found = _found(values)
+    named = [*values["model"]]
+    if not (tables or found or len(named) > 1):
+        values["model"] = named[0] if named else None
+        if unnamed := named_or_shipped(values):
+            say(unnamed)
+        path = model_file(values)
+        return (_settings(values, path, _listed(values["alias"]) or (path.stem,), is_only=True),)
+    if values["alias"] is not None:
+        raise UsageError("-a names one model, and there are several", hint=_TABLE_HINT)
+    if values["hf_repo"] is not None:
+        raise UsageError(
+            "-hf names one model, and there are several",
+            hint="-m hf.co/ORG/REPO:QUANT names one of them",
+        )
+    if ctx.get_parameter_source("any_model") != ParameterSource.DEFAULT and values["any_model"]:
+        raise UsageError("--any-model is for one model, and there are several")
+    models = list[ModelSettings]()
+    for name, table in tables.items():
+        inner, own = values_with(ctx, table)
+        with inner.scope(cleanup=False):
+            path = _named_in(name, own, table, found)
+            found = {other: at for other, at in found.items() if at.resolve() != path.resolve()}
+            aliases = _listed(own["alias"])
+            models.append(_settings(own, path, (name, *aliases)))
+    for model in named:
+        path = model_file({**values, "model": model})
+        models.append(_settings(values, path, (_short(model, path),)))
+    for name, path in found.items():
+        models.append(_settings(values, path, (name,)))
+    seen = set[str]()
+    for one in models:
+        for name in one.names:
+            if name in seen:
+                raise UsageError(f"two models are called {printable(name)}", hint=_TABLE_HINT)
+            seen.add(name)
+    return tuple(models)
+
+
+_TABLE_HINT = "a file of models gives each a name: localkv serve models.toml"
+
+
+def _short(named: str, path: Path) -> str:
+    """What a model is called that was named with `-m`: as its file, or by its name on the hub."""
+    return path.stem if Path(named).exists() else named.removeprefix("hf.co/")
+
+
+def _found(values: Mapping[str, Any]) -> dict[str, Path]:
+    """The models of `--models-dir` and `--models-cache` by their names.
+
+    Raises:
+        UsageError: the folder is none, or there is no model.
+    """
+    found = dict[str, Path]()
+    if (folder := values["models_dir"]) is not None:
+        from localkv.loader.local_models import models_below
+
+        if not Path(folder).is_dir():
+            raise UsageError(f"--models-dir {printable(folder)} is no folder")
+        found = models_below(Path(folder))
+        if not found:
+            raise UsageError(f"--models-dir {printable(folder)} has no model, no file .gguf")
+    if values["models_cache"]:
+        from localkv.loader.hub.cache import cached_models
+
+        cached = {one.name: one.path for one in cached_models() if not one.model.is_sidecar}
+        if not cached:
+            raise UsageError("Hugging Face's cache has no model", hint="localkv pull fetches one")
+        found |= cached
+    return found
+
+
+def _named_in(
+    name: str, own: dict[str, Any], table: Mapping[str, Any], found: Mapping[str, Path]
+) -> Path:
+    """The file of a model that has a table in a file of models.
+
+    Args:
+        own: the values of its options.
+        table: those that the table sets itself.
+        found: other models that are known, by their names.
+    """
+    names = ("model", "hf_repo", "hf_file")
+    own |= {one: table.get(one) for one in names}
+    if own["model"] is None and own["hf_repo"] is None:
+        if name in found:
+            return found[name]
+        own["model"] = name
+    elif isinstance(own["model"], list):
+        own["model"] = own["model"][0]
+    try:
+        return model_file(own)
+    except LocalKVError as error:
+        raise type(error)(f"[models.{printable(name)}]: {error.message}", error.hint) from None
+
+
+_NOT_ABOVE = ("model", "hf_repo", "hf_file", "alias", "models_preset", "print_config")
+"""Options that don't stand above the tables of a file of models."""
+
+
+def _tables(path: Path, ctx: click.Context) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A file of models: the values of options for the server and for all models, and for each
+    model by its name.
+
+    Raises:
+        UsageError: the file can't be read, or a key or a value is no option's.
+    """
+    content, shown = read_toml(path), printable(path)
+    if content is None:
+        raise UsageError(
+            f"{shown}: no such file", hint="-m FILE names a model, and a word a file of models"
+        )
+    models = content.pop("models", None)
+    if not isinstance(models, dict) or not models:
+        raise UsageError(f"{shown} has no table [models.NAME]")
+    common = table_values(ctx.command, ctx, content, f"{shown}:")
+    for name in _NOT_ABOVE:
+        if name in common:
+            raise UsageError(
+                f"{shown}: {_as_key(name)} stands above all tables",
+                hint="it belongs to one model, in a table [models.NAME]",
+            )
+    tables = {}
+    for name, table in models.items():
+        where = f"{shown}: [models.{printable(name)}]"
+        if not isinstance(table, dict):
+            raise UsageError(f"{where} is no table")
+        own = tables[name] = table_values(ctx.command, ctx, table, where)
+        for key in own:
+            if key in _OF_SERVER:
+                raise UsageError(
+                    f"{where} {_as_key(key)}: it is the server's, and no model's",
+                    hint="put it above all tables",
+                )
+    return common, tables
+
+
+def _as_key(name: str) -> str:
+    """A parameter as a file names it."""
+    return {"hf_repo": "hf-repo", "hf_file": "hf-file"}.get(name, name.replace("_", "-"))
+
+
+def _settings(
+    values: Mapping[str, Any], path: Path, names: tuple[str, ...], *, is_only: bool = False
+) -> ModelSettings:
+    """One model, with the options that count for it.
+
+    Args:
+        path: its file.
+        names: what clients call it.
+        is_only: there is no other model.
+
+    Raises:
+        UsageError: options contradict each other.
+    """
+    if values["cache_tokens"] is not None and values["cache_size"] is not None:
+        raise UsageError("--cache-tokens and --cache-size exclude each other")
+    params = sampling_params(values, escape=False)
+    template = template_text(values)
+    from localkv.chat.engine import EngineOptions
+
+    profile = profile_arguments(values, path)
+    if "kv_bits" not in profile and not values["quiet"]:
+        say_preset(values)
+    arguments = loading_arguments(values) | profile | speculation_arguments(values)
+    arguments["n_parallel"] = values["parallel"]
+    arguments["n_cache_tokens"] = values["cache_tokens"]
+    arguments["n_cache_bytes"] = values["cache_size"]
+    sizes = (values[name] for name in ("cache_tokens", "cache_size", "kv_budget"))
+    if all(size is None for size in sizes):
+        arguments["n_cache_tokens"] = "fit"
+    arguments["step_ms"] = values["step_ms"]
+    arguments |= _disk_arguments(values)
+    idle = values["sleep_idle_seconds"]
+    return ModelSettings(
+        EngineOptions(str(path), arguments, template),
+        names[0],
+        names[1:],
+        tags=_listed(values["tags"]),
+        params=params,
+        max_tokens=values["n_predict"] if values["n_predict"] >= 0 else None,
+        reasoning=values["reasoning"],
+        reasoning_format=values["reasoning_format"],
+        reasoning_budget=values["reasoning_budget"],
+        reasoning_effort=values["reasoning_effort"],
+        preserve_reasoning=values["reasoning_preserve"],
+        prefills=values["prefill_assistant"],
+        queue=values["queue"],
+        timeout=values["timeout"],
+        has_slots=values["has_slots"],
+        state_dir=_folder(values["state_dir"], None if is_only else names[0]),
+        cache_per_key=values["cache_per_key"],
+        spm_infill=values["spm_infill"],
+        pooling=values["pooling"],
+        loads_at_start=is_only or values["load_on_startup"],
+        idle_seconds=None if idle < 0 else float(idle),
+    )
+
+
 def _silence(text: str) -> None:
     """What `-q` leaves out."""
 
 
-def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:
-    """Print what a client has to know; returns the exit code.
+def _print_config(values: dict[str, Any], host: str, model: ModelSettings) -> int:
+    """Print what a client has to know of a model; returns the exit code.
 
     Raises:
         UsageError: the server's port would be any.
@@ -177,17 +378,22 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     from localkv.loader.weights import checked_spec
     from localkv.memory.fit import chosen_context
 
+    port, arguments = values["port"], model.engine.arguments
     if not port:
         raise UsageError("--print-config names the port to clients, which --port 0 leaves open")
     is_any = host in ("0.0.0.0", "::")
     scheme = "http" if values["ssl_cert_file"] is None else "https"
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
     has_key = values["api_key"] is not None or values["api_key_file"] is not None
-    config = checked_spec(with_overrides(open_gguf(path), Overrides.of(values)))
-    n_ctx = chosen_context(values["n_ctx"], config)
-    n_ctx = min(n_ctx, values["cache_tokens"] or n_ctx)
+    config = checked_spec(with_overrides(open_gguf(model.engine.model), Overrides.of(arguments)))
+    n_ctx = chosen_context(arguments["n_ctx"], config)
+    if (n_tokens := arguments["n_cache_tokens"]) != "fit":
+        n_ctx = min(n_ctx, n_tokens or n_ctx)
     server = ServerAddress(
-        f"{scheme}://{shown}:{port}", visible(name), n_ctx, "YOUR_KEY" if has_key else None
+        f"{scheme}://{shown}:{port}",
+        visible(model.model_name),
+        n_ctx,
+        "YOUR_KEY" if has_key else None,
     )
     client_name = values["print_config"]
     client = CLIENTS[client_name]
@@ -202,15 +408,25 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     return 0
 
 
-def _folder(path: str | None) -> str | None:
-    """A folder that is there.
+def _folder(path: str | None, model: str | None) -> str | None:
+    """The folder of a model's states: the one that is named, or one in it if there are several
+    models, which is made.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not there, or can't be made.
     """
-    if path is not None and not Path(path).is_dir():
+    if path is None:
+        return None
+    if not Path(path).is_dir():
         raise UsageError(f"--state-dir {printable(path)} is no folder", hint="make it first")
-    return None if path is None else str(Path(path).resolve())
+    folder = Path(path).resolve()
+    if model is not None:
+        folder /= re.sub(r"[^A-Za-z0-9._-]", "_", model).lstrip(".") or "_"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--state-dir {printable(path)}: {error.strerror}") from None
+    return str(folder)
 
 
 def _listed(names: str | None) -> tuple[str, ...]:
@@ -220,6 +436,67 @@ def _listed(names: str | None) -> tuple[str, ...]:
 
 _SERVER, _ACCESS = Panel("Server"), Panel("Access")
 PARALLEL = 16
+_SEVERAL = Panel("Several models")
+
+_OF_SERVER = frozenset(
+    {
+        *("print_config", "host", "port", "drain", "api_key", "api_key_file", "ssl_cert_file"),
+        *("ssl_key_file", "insecure", "allowed_hosts", "cors", "any_model", "ui", "has_metrics"),
+        *("log_file", "quiet", "models_dir", "models_cache", "models_preset", "models_memory"),
+        *("models_max", "models_autoload"),
+    }
+)
+"""Options of the server as a whole, which no model has for itself."""
+
+MODELS_OPTIONS: list[click.Parameter] = [
+    _SEVERAL.option(
+        "--models-dir",
+        llama_env="MODELS_DIR",
+        metavar="FOLDER",
+        help="Serve all models in a folder, and in folders in it.",
+    ),
+    _SEVERAL.flag("--models-cache", help="Serve all models in Hugging Face's cache."),
+    _SEVERAL.option(
+        "--models-preset",
+        llama_env="MODELS_PRESET",
+        metavar="FILE",
+        help="A file of models, in TOML, as FILE: options for all, and a table [models.NAME] for "
+        "each.",
+    ),
+    _SEVERAL.option(
+        "--models-memory",
+        callback=byte_size_of,
+        metavar="SIZE",
+        help="The memory that all loaded models may take together, as localkv plan counts it, such "
+        "as 12GiB. [default: what is free at the start]",
+    ),
+    _SEVERAL.option(
+        "--models-max",
+        llama_env="MODELS_MAX",
+        type=Whole(0),
+        default=0,
+        help="Most models that are loaded at the same time; 0 for as many as memory has room for.",
+    ),
+    _SEVERAL.option(
+        "--models-autoload/--no-models-autoload",
+        llama_env="MODELS_AUTOLOAD",
+        type=bool,
+        default=True,
+        help="Load a model when a request names it, or only when POST /models/load does. "
+        "[default: autoload]",
+    ),
+    _SEVERAL.flag(
+        "--load-on-startup", help="Load a model at the start, as the only model is always."
+    ),
+    _SEVERAL.option(
+        "--sleep-idle-seconds",
+        type=Whole(-1),
+        metavar="SECONDS",
+        default=-1,
+        help="End a model's engine after so many seconds without a request, and start it with the "
+        "next; -1 for never.",
+    ),
+]
 
 SERVER_OPTIONS: list[click.Parameter] = [
     _SERVER.option(
@@ -456,6 +733,15 @@ SERVER_OPTIONS: list[click.Parameter] = [
 ]
 
 
+def _several(option: click.Parameter) -> click.Parameter:
+    """An option of commands that load one model; of several, `-m` names each."""
+    if option.name == "model":
+        option.multiple, option.default = True, ()
+        assert isinstance(option, click.Option)
+        option.help = f"{option.help} Give it several times to serve several models."
+    return option
+
+
 serve = Command(
     "serve",
     examples=[
@@ -470,9 +756,22 @@ serve = Command(
         ),
     ],
     essentials="--host --port --api-key-file -np --cache-tokens -m -hf -c -ctk -ctv --preset -t",
-    params=[*SERVER_OPTIONS, *loading_options(), *sampling_options(), *speculation_options()],
+    params=[
+        Argument(
+            ["file"],
+            required=False,
+            type=FILE,
+            metavar="[FILE]",
+            help="A file of models, in TOML. A word that ends in .gguf counts as -m.",
+        ),
+        *SERVER_OPTIONS,
+        *MODELS_OPTIONS,
+        *map(_several, loading_options()),
+        *sampling_options(),
+        *speculation_options(),
+    ],
     callback=_run,
-    help="Serve a model over HTTP, to programs that speak OpenAI's API.",
+    help="Serve models over HTTP, to programs that speak OpenAI's API.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
     "a variable for it as LLAMA_ARG_<NAME>, or in the [serve] table of config.toml.",
 )

@@ -53,6 +53,19 @@ def models_on(shelf: Path) -> list[RepoModel]:
     return [model for model in repo_models(files) if not model.is_sidecar]
 
 
+def models_below(folder: Path) -> dict[str, Path]:
+    """The models in a folder and in the folders in it, by the names that llama-server gives them:
+    a file's without ".gguf", or its folder's."""
+    found = {Path(one.path).stem: folder / one.path for one in models_on(folder)}
+    with suppress(OSError):
+        for inner in sorted(folder.iterdir()):
+            models = models_on(inner) if inner.is_dir() else []
+            for one in models:
+                name = inner.name if len(models) == 1 else f"{inner.name}/{Path(one.path).stem}"
+                found.setdefault(name, inner / one.path)
+    return found
+
+
 @dataclass(frozen=True)
 class LocalModel:
     """A model that is there.

@@ -27,7 +27,7 @@ from localkv.server.settings import MOST_BODY
 from localkv.system.files import read_input
 
 if TYPE_CHECKING:
-    from localkv.server.front import Front
+    from localkv.server.models import Models
 
 
 MOST_FILE = 1 << 20
@@ -202,12 +202,12 @@ class Guard:
 
     Args:
         app: what it guards.
-        front: its settings say what may come in.
+        models: their server's settings say what may come in.
     """
 
-    def __init__(self, app: ASGIApp, front: Front) -> None:
-        settings = front.settings
-        self._app, self._front = app, front
+    def __init__(self, app: ASGIApp, models: Models) -> None:
+        settings = models.settings
+        self._app, self._models = app, models
         self._keys = ApiKeys(settings.api_keys)
         self._hosts = known_hosts(settings.hosts, settings.allowed_hosts)
 
@@ -237,7 +237,7 @@ class Guard:
             if number is None:
                 raise RequestError(401, "Invalid API Key", headers={"www-authenticate": "Bearer"})
             scope["state"]["record"].key = number
-        if self._front.is_draining and path not in WHILE_DRAINING:
+        if self._models.is_draining and path not in WHILE_DRAINING:
             raise RequestError(
                 503,
                 "the server is ending, and takes no new requests",
@@ -255,7 +255,7 @@ class Guard:
                 f"the host {host!r:.100} is none of this server's names",
                 "start it with --allowed-hosts NAME, or with --api-key",
             )
-        if origin is None or may_call(origin, self._front.settings.cors) or is_same(origin, host):
+        if origin is None or may_call(origin, self._models.settings.cors) or is_same(origin, host):
             return
         raise RequestError(
             403, f"pages of {origin!r:.100} may not call this server", "start it with --cors ORIGIN"

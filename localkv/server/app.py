@@ -3,9 +3,10 @@ page at `/`, whose files load nothing from anywhere else."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, lru_cache, partial
 from importlib.resources import files
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from localkv import __version__
@@ -32,12 +33,14 @@ from localkv.server.dialects.llama_server import (
     completion,
     detokenize,
     infill,
+    load_model,
     lora_adapters,
     metrics,
     props,
     slot_action,
     slots,
     tokenize,
+    unload_model,
 )
 from localkv.server.dialects.ollama import chat, generate, running, show, tags, version
 from localkv.server.dialects.openai import chat_completions, completions, health, model, models
@@ -51,10 +54,24 @@ from localkv.server.dialects.vectors import (
 )
 from localkv.server.failures import RequestError, as_request_error, unsupported
 from localkv.server.front import Front
-from localkv.server.json_answer import error_answer, json_response, to_json
+from localkv.server.json_answer import (
+    EVENT_HEADERS,
+    EVENTS,
+    error_answer,
+    error_piece,
+    event,
+    gone,
+    json_response,
+    to_json,
+)
+from localkv.server.json_body import received
+from localkv.server.models import Keep, Models, ServedModel
 from localkv.server.request_record import CLOSED, WARNING, Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
+"""It answers for one model."""
+ServerEndpoint = Callable[[Models, Request], Awaitable[Response]]
+"""It answers for the server."""
 
 POST, GET = ["POST"], ["GET"]
 
@@ -81,10 +98,10 @@ def _page_files() -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
 
 
-async def page(front: Front, request: Request) -> Response:
+async def page(models: Models, request: Request) -> Response:
     """GET / and GET /page/NAME."""
     name = request.path_params.get("name", "index.html")
-    content = _page_files().get(name) if front.settings.has_page else None
+    content = _page_files().get(name) if models.settings.has_page else None
     if content is None:
         raise RequestError(404, f"GET {request.url.path}: no such path")
     media_type = MEDIA_TYPES[name.rpartition(".")[2]]
@@ -93,7 +110,7 @@ async def page(front: Front, request: Request) -> Response:
 
 async def facts(front: Front, request: Request) -> Response:
     """GET /localkv/facts: what a chat shows of the model (`EngineFacts`)."""
-    return json_response(front.facts.engine)
+    return json_response(front.known_facts.engine)
 
 
 async def cache_meter(front: Front, request: Request) -> Response:
@@ -140,14 +157,14 @@ MISSING = {
 """Paths of other servers that this one does not have: what is missing, and a hint."""
 
 
-async def not_supported(front: Front, request: Request) -> Response:
+async def not_supported(models: Models, request: Request) -> Response:
     """Say so."""
     raise unsupported(*MISSING[request.url.path])
 
 
-async def api_description(front: Front, request: Request) -> Response:
+async def api_description(models: Models, request: Request) -> Response:
     """GET /openapi.json: all of this, for programs."""
-    return Response(_description(front.settings.model_name), media_type="application/json")
+    return Response(_description(models.first.name), media_type="application/json")
 
 
 @lru_cache(maxsize=1)
@@ -155,17 +172,32 @@ def _description(model_name: str) -> bytes:
     return to_json(described(ENDPOINTS, model_name))
 
 
-ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
+FOR_THE_SERVER: list[tuple[str, list[str], ServerEndpoint]] = [
     ("/", GET, page),
     ("/page/{name}", GET, page),
-    ("/localkv/cache", GET, cache_meter),
-    ("/localkv/facts", GET, facts),
     ("/health", GET, health),
     ("/v1/health", GET, health),
     ("/models", GET, models),
     ("/v1/models", GET, models),
+    ("/models/load", POST, load_model),
+    ("/models/unload", POST, unload_model),
     ("/models/{name:path}", GET, model),
     ("/v1/models/{name:path}", GET, model),
+    ("/props", GET, props),
+    ("/props", POST, change_props),
+    ("/api/tags", GET, tags),
+    ("/api/show", POST, show),
+    ("/api/ps", GET, running),
+    ("/api/version", GET, version),
+    ("/metrics", GET, metrics),
+    *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
+    ("/openapi.json", GET, api_description),
+]
+"""Path, methods, and who answers for the server."""
+
+FOR_A_MODEL: list[tuple[str, list[str], Endpoint]] = [
+    ("/localkv/cache", GET, cache_meter),
+    ("/localkv/facts", GET, facts),
     ("/chat/completions", POST, chat_completions),
     ("/v1/chat/completions", POST, chat_completions),
     ("/v1/responses", POST, responses),
@@ -183,18 +215,12 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/apply-template", POST, apply_template),
     ("/chat/completions/input_tokens", POST, chat_tokens),
     ("/v1/chat/completions/input_tokens", POST, chat_tokens),
-    ("/props", GET, props),
-    ("/props", POST, change_props),
     ("/slots", GET, slots),
     ("/slots/{id}", POST, slot_action),
     ("/lora-adapters", GET, lora_adapters),
     ("/lora-adapters", POST, change_lora_adapters),
     ("/api/chat", POST, chat),
     ("/api/generate", POST, generate),
-    ("/api/tags", GET, tags),
-    ("/api/show", POST, show),
-    ("/api/ps", GET, running),
-    ("/api/version", GET, version),
     ("/v1/embeddings", POST, embeddings),
     ("/embedding", POST, native_embeddings),
     ("/embeddings", POST, native_embeddings),
@@ -204,15 +230,100 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/reranking", POST, rerank),
     ("/v1/rerank", POST, rerank),
     ("/v1/reranking", POST, rerank),
-    ("/metrics", GET, metrics),
-    *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
-    ("/openapi.json", GET, api_description),
 ]
-"""Path, methods, and who answers."""
+"""Path, methods, and who answers for the model that a request names, in its body or as `?model=`.
+POST loads the model if it has to."""
+
+ENDPOINTS: list[tuple[str, list[str], Callable[..., Any]]] = [*FOR_THE_SERVER, *FOR_A_MODEL]
+
+PATIENCE = 1.0
+"""Seconds after which a stream begins to tell how far loading is, and between two such lines."""
 
 
-def application(front: Front) -> Starlette:
-    """The application of a server."""
+async def answered(endpoint: Endpoint, models: Models, request: Request) -> Response:
+    """The answer of the model that a request names, once it is loaded.
+
+    Raises:
+        RequestError: there is no such model, or it can't be loaded.
+    """
+    kind, state = _body_type(endpoint), request.scope["state"]
+    body: Any = None if kind is None else await received(models, request, kind)
+    named = getattr(body, "model", None) or request.query_params.get("model")
+    model, record = models.named(named), state["record"]
+    record.model = model.name if models.are_several else ""
+    if request.method == "GET":
+        return await endpoint(model.front, request)
+    if getattr(body, "only_unloads", False):
+        models.begin_letting_go(model)
+        return await endpoint(model.front, request)
+    loads = models.settings.autoloads
+    if (asked := request.query_params.get("autoload")) is not None:
+        loads = asked in ("true", "1")
+    keep = Keep.of(getattr(body, "keep_alive", None))
+    using = models.use(model, record, keep, loads=loads)
+    if models.is_ready(model) or kind is None:
+        await using
+        return await endpoint(model.front, request)
+    waiting = asyncio.ensure_future(using)
+    going = asyncio.ensure_future(gone(request))
+    tells = bool(getattr(body, "stream", False)) and not request.url.path.startswith("/api/")
+    try:
+        await asyncio.wait(
+            {waiting, going},
+            timeout=PATIENCE if tells else None,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if going.done() and not waiting.done():
+            waiting.cancel()
+            raise ClientDisconnect
+        if not waiting.done():
+            return StreamingResponse(
+                _once_loaded(endpoint, model, request, body, waiting),
+                media_type=EVENTS,
+                headers=EVENT_HEADERS,
+            )
+        waiting.result()
+    finally:
+        going.cancel()
+    return await endpoint(model.front, request)
+
+
+async def _once_loaded(
+    endpoint: Endpoint,
+    model: ServedModel,
+    request: Request,
+    body: Any,
+    waiting: asyncio.Future[None],
+) -> AsyncIterator[bytes]:
+    """A stream that begins before its model is loaded: how far that is, then the answer.
+
+    Lines about it are comments, which clients skip; one that asks for progress gets it as chunks.
+    """
+    tells_all = bool(getattr(body, "return_progress", False))
+    try:
+        while not waiting.done():
+            progress = model.supervisor.progress
+            if tells_all:
+                yield event({"model": model.name, "choices": [], "load_progress": progress})
+            yield b": loading, %(stage)s %(done)d of %(total)d\n\n" % {
+                name.encode(): value.encode() if isinstance(value, str) else value
+                for name, value in progress.items()
+            }
+            await asyncio.wait({waiting}, timeout=PATIENCE)
+        waiting.result()
+        response = await endpoint(model.front, request)
+        assert isinstance(response, StreamingResponse)
+        async for piece in response.body_iterator:
+            assert isinstance(piece, bytes)
+            yield piece
+    except LocalKVError as error:
+        yield error_piece(request.url.path, EVENTS, as_request_error(error)) or b""
+    finally:
+        waiting.cancel()
+
+
+def application(models: Models) -> Starlette:
+    """The application of a server that has these models."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
@@ -247,8 +358,14 @@ def application(front: Front) -> Starlette:
 
     return Starlette(
         routes=[
-            Route(path, partial(endpoint, front), methods=methods)
-            for path, methods, endpoint in ENDPOINTS
+            *(
+                Route(path, partial(one, models), methods=ways)
+                for path, ways, one in FOR_THE_SERVER
+            ),
+            *(
+                Route(path, partial(answered, one, models), methods=ways)
+                for path, ways, one in FOR_A_MODEL
+            ),
         ],
         exception_handlers={
             LocalKVError: refused,
@@ -257,17 +374,17 @@ def application(front: Front) -> Starlette:
             Exception: broken,
         },
         middleware=[
-            Middleware(Recorder, front=front),
-            *_cors(front),
-            Middleware(Guard, front=front),
+            Middleware(Recorder, models=models),
+            *_cors(models),
+            Middleware(Guard, models=models),
         ],
         lifespan=lifespan,
     )
 
 
-def _cors(front: Front) -> list[Middleware]:
+def _cors(models: Models) -> list[Middleware]:
     """Tells browsers which pages may read answers, if there are any."""
-    allowed = front.settings.cors
+    allowed = models.settings.cors
     if not allowed:
         return []
     return [

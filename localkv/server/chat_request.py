@@ -252,7 +252,6 @@ async def begun(front: Front, body: ChatBody) -> Answers:
     Raises:
         RequestError: it can't be answered.
     """
-    front.check_model(body.model)
     _check(body)
     model, asked = await front.model(), asked_tools(body)
     family, tools, grammar = await front.apart(

@@ -124,9 +124,13 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self.keep: Callable[[int], None] = lambda n_bytes: None
         self._n_kept = 0
 
-    def end_after(self, seconds: float) -> None:
-        """Let those that have not ended by then fail, with status 504."""
-        error = RequestError(504, f"the request took more than {seconds:g} s", "see --timeout")
+    def end_after(self, seconds: float, *, of: float) -> None:
+        """Let those that have not ended by then fail, with status 504.
+
+        Args:
+            of: the seconds that the whole request may take.
+        """
+        error = RequestError(504, f"the request took more than {of:g} s", "see --timeout")
 
         def expire() -> None:
             self.break_off("timeout")
@@ -422,7 +426,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 
 
 class Supervisor:
-    """Runs an engine.
+    """Runs an engine, as long as it is wanted, and again when it is wanted again.
 
     Args:
         options: the model to load, and how.
@@ -431,8 +435,11 @@ class Supervisor:
 
     Attributes:
         say: as above.
+        options: as above; they may change before the next engine is started.
         client: the process that runs, or ran last.
-        n_restarts: how often there was a new one.
+        known: facts of the engine that was loaded last, whether it runs or not.
+        is_wanted: an engine runs, or is about to.
+        n_restarts: how often one that died was replaced.
     """
 
     def __init__(
@@ -442,12 +449,14 @@ class Supervisor:
         command: Sequence[str] = (),
     ) -> None:
         self.n_restarts = 0
-        self.say = say
-        self._options, self._command = options, command
+        self.say, self.options = say, options
+        self.known: Facts | None = None
+        self.is_wanted = False
+        self._command = command
         self._progress = LoadProgress("header")
         self._has_told_of_kernels = False
         self._deaths = deque[float](maxlen=MOST_DEATHS)
-        self._is_stopping = False
+        self._is_stopping = asyncio.Event()
         self._before = Status()
         self.client = self._new_client()
 
@@ -462,7 +471,7 @@ class Supervisor:
         return msgspec.structs.replace(now, **counts)
 
     def _new_client(self) -> TextClient:
-        client = TextClient(self._options, self._note, self._command)
+        client = TextClient(self.options, self._note, self._command)
         client.on_warning = lambda line: self.say(f"warning: {line}")
         return client
 
@@ -487,41 +496,54 @@ class Supervisor:
         """Keep an engine running until `stop`.
 
         Args:
-            on_ready: is told when the first one is.
+            on_ready: is told whenever one is.
 
         Raises:
             EngineFailedError: the model can't be loaded.
             EngineStoppedError: engines die again and again.
         """
+        self._is_stopping.clear()
+        self._progress, self.is_wanted = LoadProgress("header"), True
+        try:
+            await self._keep_running(on_ready)
+        finally:
+            self.is_wanted = False
+
+    async def _keep_running(self, on_ready: Callable[[Facts], None]) -> None:
         pause, is_first = FIRST_PAUSE, True
-        while not self._is_stopping:
+        while not self._is_stopping.is_set():
+            self._renew()
             await self.client.start()
             try:
-                facts = await self.client.loaded()
-                if is_first:
-                    on_ready(facts)
+                self.known = await self.client.loaded()
                 is_first, pause = False, FIRST_PAUSE
+                on_ready(self.known)
             except EngineFailedError:
                 raise
             except Exception as error:
-                if not self._is_stopping:
+                if not self._is_stopping.is_set():
                     self.say(str(error))
             problem = await self.client.ended()
-            if self._is_stopping:
+            if self._is_stopping.is_set():
                 return
             self._deaths.append(time.monotonic())
             is_often = len(self._deaths) == MOST_DEATHS
             if is_first or (is_often and self._deaths[-1] - self._deaths[0] < WITHIN_SECONDS):
                 raise problem
             self.say(f"{problem}; another one is started")
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_stopping.wait(), pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             self.n_restarts += 1
+
+    def _renew(self) -> None:
+        """Take a client that has no process yet, and keep what the one before has counted."""
+        if self.client.pid is not None:
             self._before = self.total
             on_status, self.client = self.client.on_status, self._new_client()
             self.client.on_status = on_status
 
     async def stop(self) -> None:
         """End the engine."""
-        self._is_stopping = True
+        self._is_stopping.set()
         await self.client.stop()

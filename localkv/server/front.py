@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from localkv.config import Overrides
 from localkv.engine_process.texts import Embed, Facts, Opening, Submit, Vectors
-from localkv.errors import LocalKVError, counted, printable
+from localkv.errors import LocalKVError, counted
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import NUMBERS, SamplingParams
-from localkv.server.access import key_origins
 from localkv.server.engine_client import Supervisor, Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
-from localkv.server.json_body import make_decoders
 from localkv.server.prompts import PromptModel, TextPrompt
 from localkv.server.request_fields import SamplingFields, sampling_params
-from localkv.server.request_record import current
-from localkv.server.settings import ServerSettings
-from localkv.server.work import SMALL, Work
+from localkv.server.request_record import RequestRecord, current
+from localkv.server.settings import ModelSettings
+from localkv.server.work import Work
 
 if TYPE_CHECKING:
     from localkv.server.metrics import Metrics
-    from localkv.server.request_record import AccessLog
-
-MOST_TOLD = 100
-"""Most warnings of requests that the server prints, so that strangers can't fill its log."""
-
-T = TypeVar("T")
 
 STALLED_SECONDS = 120.0
 """Seconds without a step after which an engine that has work stands still. A step with a part of a
@@ -42,63 +33,48 @@ prompt may take a minute with a large model on a slow machine."""
 
 
 class Front:
-    """A server's side of requests.
+    """A server's side of requests to one model.
 
     Args:
-        settings: what it was started with.
+        settings: the model, and what requests to it may do.
         supervisor: runs the engine.
+        work: runs what would hold up the event loop.
+        origins: what texts of each key have in common (`key_origins`).
 
     Attributes:
         started: seconds since 1970.
-        is_draining: the server takes no new requests.
-        log: of requests, if there is one.
-        metrics: once the tokenizer is there.
-        work: runs what would hold up the event loop.
+        metrics: of the model, once somebody counts.
+        apart, for_body: `Work`'s.
         lora: the scales of adapters, of requests that name none; None for the start's.
     """
 
     def __init__(
-        self, settings: ServerSettings, supervisor: Supervisor, log: AccessLog | None = None
+        self,
+        settings: ModelSettings,
+        supervisor: Supervisor,
+        work: Work,
+        origins: Sequence[bytes] = (b"",),
     ) -> None:
         self.settings = settings
-        self._origins = key_origins(settings.api_keys)
+        self._origins = origins
         self.supervisor = supervisor
         self.started = int(time.time())
-        self.is_draining = False
-        self.work = Work()
-        self.log = log
+        self.work, self.apart, self.for_body = work, work.apart, work.for_body
         self.metrics: Metrics | None = None
-        self._model: PromptModel | None = None
-        self._error: LocalKVError | None = None
-        self._model_ready = asyncio.Event()
         self.lora: dict[int, float] | None = None
-        self._told = set[str]()
+        self._making: asyncio.Task[PromptModel] | None = None
 
     async def load(self) -> None:
-        """Build the tokenizer, and metrics, beside the event loop."""
-        await asyncio.to_thread(make_decoders)
-        metrics = await asyncio.to_thread(_new_metrics, self.supervisor)
-        self.metrics, self.supervisor.client.on_status = metrics, metrics.take_status
-        options = self.settings.engine
-        try:
-            self._model = await asyncio.to_thread(
-                PromptModel,
-                options.model,
-                Overrides.of(options.arguments),
-                chat_template=options.chat_template,
-                reasoning=self.settings.reasoning,
-                reasoning_budget=self.settings.reasoning_budget,
-                reasoning_effort=self.settings.reasoning_effort,
-                preserve_reasoning=self.settings.preserve_reasoning,
-            )
-            for line in self._model.warnings:
+        """Build the tokenizer beside the event loop."""
+        with suppress(LocalKVError):  # a request is told of it
+            model = await self.model()
+            for line in model.warnings:
                 self.supervisor.say(f"warning: {line}")
-        except LocalKVError as error:
-            self._error = error
-        self._model_ready.set()
-        if self._model is not None:
-            with suppress(LocalKVError):  # a request is told of it
-                await asyncio.to_thread(self._model.tokenizer.prepare)
+            await asyncio.to_thread(model.tokenizer.prepare)
+
+    def unload(self) -> None:
+        """Give the tokenizer and the templates back; whoever wants them again builds them."""
+        self._making = None
 
     async def model(self) -> PromptModel:
         """The tokenizer and the templates, once they are there.
@@ -106,34 +82,50 @@ class Front:
         Raises:
             LocalKVError: there are none.
         """
-        await self._model_ready.wait()
-        if self._model is None:
-            raise self._error or LocalKVError("the model is not there")
-        return self._model
+        if self._making is None:
+            self._making = asyncio.create_task(asyncio.to_thread(self._made))
+        return await asyncio.shield(self._making)
+
+    def _made(self) -> PromptModel:
+        settings = self.settings
+        return PromptModel(
+            settings.engine.model,
+            Overrides.of(settings.engine.arguments),
+            chat_template=settings.engine.chat_template,
+            reasoning=settings.reasoning,
+            reasoning_budget=settings.reasoning_budget,
+            reasoning_effort=settings.reasoning_effort,
+            preserve_reasoning=settings.preserve_reasoning,
+        )
 
     @property
     def facts(self) -> Facts:
         """Facts of the loaded model.
 
         Raises:
-            RequestError: it is loading, or its engine is started again.
+            RequestError: it is not loaded, or its engine is started again.
         """
-        facts = self.supervisor.facts
-        if facts is None:
-            raise RequestError(
-                503,
-                "Loading model",
-                headers={"retry-after": "1"},
-                extra={"progress": self.supervisor.progress},
-            )
-        return facts
+        supervisor = self.supervisor
+        if (facts := supervisor.facts) is not None:
+            return facts
+        if not supervisor.is_wanted:
+            raise RequestError(503, "the model is not loaded", "POST /models/load loads it")
+        raise RequestError(
+            503,
+            "Loading model",
+            headers={"retry-after": "1"},
+            extra={"progress": supervisor.progress},
+        )
 
-    def tell_once(self, warnings: Sequence[str]) -> None:
-        """Print what has no effect in requests, each line once."""
-        for line in warnings:
-            if line not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(line)
-                self.supervisor.say(f"warning: {printable(line)}")
+    @property
+    def known_facts(self) -> Facts:
+        """Facts of the model as it was loaded last, even if it sleeps.
+
+        Raises:
+            RequestError: it never was.
+        """
+        known = None if self.supervisor.is_wanted else self.supervisor.known
+        return known or self.facts
 
     def check_progress(self) -> None:
         """Refuse a request if none can be answered: there is no engine, or it stands still.
@@ -153,30 +145,6 @@ class Front:
                 "restart the server",
                 headers={"retry-after": "30"},
             )
-
-    async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function that takes long in a thread; it may be called twice.
-
-        Raises:
-            RequestError: the call fails, or too many calls of this client wait.
-        """
-        record, call = current.get(), partial(function, *arguments, **options)
-        client, n_bytes = ("", 0) if record is None else (record.client, record.n_body)
-        try:
-            return await self.work.run(client, n_bytes, call)
-        except LocalKVError as error:
-            raise as_request_error(error) from error
-
-    async def for_body(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function whose time grows with the body: in a thread, unless the body is small.
-
-        Raises:
-            RequestError: the call fails, or too many calls of this client wait.
-        """
-        record = current.get()
-        if record is None or record.n_body <= SMALL:
-            return function(*arguments)
-        return await self.apart(function, *arguments)
 
     async def conversation(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -207,30 +175,6 @@ class Front:
             return sampling_params(*arguments)
         except LocalKVError as error:
             raise as_request_error(error) from error
-
-    def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not the one that is loaded.
-
-        Raises:
-            RequestError: 404, with the name of the one that is.
-        """
-        if name and self.settings.checks_model:
-            self.check_listed(name)
-
-    def check_listed(self, name: str) -> None:
-        """Refuse a name that the model does not have, whether requests may use any or not.
-
-        Raises:
-            RequestError: 404, with the name that it has.
-        """
-        known = (self.settings.model_name, *self.settings.aliases)
-        if name not in known:
-            raise RequestError(
-                404,
-                f"there is no model {name!r:.100} here",
-                f"use {known[0]!r}",
-                extra={"param": "model"},
-            )
 
     async def submits(
         self, body: SamplingFields, prompts: Sequence[TextPrompt], n: int, **fields: Any
@@ -283,7 +227,7 @@ class Front:
         try:
             texts = client.submit(requests)
             try:
-                texts.end_after(self.settings.timeout)
+                texts.end_after(self._seconds_left(record), of=self.settings.timeout)
                 if record is not None:
                     texts.keep = record.keep
                 if self.metrics is not None:
@@ -309,7 +253,7 @@ class Front:
         """
         self._check_queue(1, self.check_count(1))
         try:
-            async with asyncio.timeout(self.settings.timeout):
+            async with asyncio.timeout(self._seconds_left(current.get())):
                 found = await self.supervisor.client.vectors(request)
         except TimeoutError:
             seconds = self.settings.timeout
@@ -321,6 +265,11 @@ class Front:
         if self.metrics is not None:
             self.metrics.read(current.get(), sum(map(len, request.texts)), found.seconds)
         return found
+
+    def _seconds_left(self, record: RequestRecord | None) -> float:
+        """What is left of a request's time."""
+        waited = 0.0 if record is None else record.waited
+        return max(0.0, self.settings.timeout - waited)
 
     def _check_queue(self, n: int, most: int) -> None:
         n_open = self.supervisor.client.n_open
@@ -365,13 +314,6 @@ class Front:
         """
         given = next((most for most in asked if most is not None), self.settings.max_tokens)
         return None if given is None or given < 0 else given
-
-
-def _new_metrics(supervisor: Supervisor) -> Metrics:
-    """Metrics, whose library takes a while to import."""
-    from localkv.server.metrics import Metrics
-
-    return Metrics(supervisor)
 
 
 def with_seed(request: Submit, number: int) -> Submit:

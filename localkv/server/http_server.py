@@ -31,12 +31,11 @@ from localkv.engine_process.texts import Facts
 from localkv.errors import UsageError, printable
 from localkv.server.access import is_loopback
 from localkv.server.app import application
-from localkv.server.engine_client import Supervisor
 from localkv.server.failures import RequestError
-from localkv.server.front import Front
 from localkv.server.json_answer import to_json
+from localkv.server.models import Models
 from localkv.server.request_record import AccessLog
-from localkv.server.settings import ServerSettings
+from localkv.server.settings import ModelSettings, ServerSettings
 
 OPEN_FILES = 4096
 """Connections and files that the process may have open, if the system allows that many."""
@@ -265,18 +264,19 @@ def check_exposure(settings: ServerSettings, host: str, address: str) -> list[st
     return []
 
 
-def uvicorn_config(settings: ServerSettings, front: Front) -> uvicorn.Config:
+def uvicorn_config(models: Models) -> uvicorn.Config:
     """uvicorn's settings, loaded.
 
     Raises:
         UsageError: the files for TLS can't be used.
     """
+    settings = models.settings
     # what clients send is none of the log's business, and errors are told elsewhere
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
     # which warns of every write to a connection that a client has closed
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
-        application(front),
+        application(models),
         http=Connection,
         ws="none",
         log_config=None,
@@ -315,7 +315,7 @@ async def serve(
     *,
     say: Callable[[str], None],
     on_listening: Callable[[str], None],
-    on_ready: Callable[[Facts], None],
+    on_ready: Callable[[ModelSettings, Facts], None],
     ending: Ending,
 ) -> None:
     """Serve until `ending` begins.
@@ -323,17 +323,17 @@ async def serve(
     Args:
         say: tells the user what happens, a line each.
         on_listening: is told the address.
-        on_ready: is told once the model is loaded.
+        on_ready: is told of each model that was loaded.
 
     Raises:
-        LocalKVError: the address can't be had, or the engine can't be kept running.
+        LocalKVError: the address can't be had, or the engine of the only model can't be kept
+            running.
     """
     _allow_open_files()
     _keep_turns_short()
-    supervisor = Supervisor(settings.engine, say)
-    log = None if settings.log_file is None else AccessLog(settings.log_file, say)
-    front = Front(settings, supervisor, log)
-    server = _Uvicorn(uvicorn_config(settings, front))
+    models = Models(settings, say, on_ready)
+    models.log = None if settings.log_file is None else AccessLog(settings.log_file, say)
+    server = _Uvicorn(uvicorn_config(models))
     with contextlib.ExitStack() as stack:
         sockets, addresses, warnings, port = [], [], [], settings.port
         for name in settings.hosts:
@@ -345,44 +345,40 @@ async def serve(
         on_listening(" and ".join(addresses))
         for line in dict.fromkeys(warnings):
             say(f"warning: {line}")
-        await _run(server, sockets, front, on_ready, ending)
+        await _run(server, sockets, models, ending)
 
 
 async def _run(
-    server: _Uvicorn,
-    sockets: list[socket.socket],
-    front: Front,
-    on_ready: Callable[[Facts], None],
-    ending: Ending,
+    server: _Uvicorn, sockets: list[socket.socket], models: Models, ending: Ending
 ) -> None:
-    supervisor = front.supervisor
     serving = asyncio.create_task(server.serve(sockets=sockets))
-    running = asyncio.create_task(supervisor.run(on_ready))
-    loading = asyncio.create_task(front.load())
+    loading = asyncio.create_task(models.load())
     stopping = asyncio.create_task(ending.begins.wait())
-    hurrying = asyncio.create_task(_hurry(supervisor, ending.hurries))
+    breaking = asyncio.create_task(models.broken.wait())
+    hurrying = asyncio.create_task(_hurry(models, ending.hurries))
     try:
-        await asyncio.wait({serving, running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done() and (error := running.exception()) is not None:
-            raise error
-        front.is_draining = True
-        await _drained(server, front.settings.drain, ending.hurries)
+        await asyncio.wait({serving, breaking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if models.problem is not None:
+            raise models.problem
+        models.is_draining = True
+        await _drained(server, models.settings.drain, ending.hurries)
     finally:
-        await supervisor.stop()  # answers that are not complete say so
+        await models.close()  # answers that are not complete say so
         server.should_exit = True
         server.force_exit = ending.hurries.is_set()
         with contextlib.suppress(Exception):
             await serving
-        for task in (running, loading, stopping, hurrying):
+        for task in (loading, stopping, breaking, hurrying):
             task.cancel()
-        if front.log is not None:
-            front.log.close()
+        if models.log is not None:
+            models.log.close()
 
 
-async def _hurry(supervisor: Supervisor, hurries: asyncio.Event) -> None:
-    """Give the engine no more time to write texts to the disk once somebody hurries."""
+async def _hurry(models: Models, hurries: asyncio.Event) -> None:
+    """Give engines no more time to write texts to the disk once somebody hurries."""
     await hurries.wait()
-    supervisor.client.stop_seconds = STOP_SECONDS
+    for one in models:
+        one.supervisor.client.stop_seconds = STOP_SECONDS
 
 
 async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> None:

@@ -19,6 +19,8 @@ to_json = msgspec.json.Encoder().encode
 
 PING_SECONDS = 15.0
 """How long a stream may be idle before a comment says that it lives."""
+EVENTS = "text/event-stream"
+EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 """The end of OpenAI's streams."""
 
@@ -64,7 +66,7 @@ async def json_answer(request: Request, answer: Coroutine[Any, Any, Any], texts:
         RequestError: there is none.
     """
     making = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(_gone(request))
+    leaving = asyncio.ensure_future(gone(request))
     try:
         await asyncio.wait({making, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not making.done():
@@ -78,7 +80,7 @@ async def json_answer(request: Request, answer: Coroutine[Any, Any, Any], texts:
         texts.close()
 
 
-async def _gone(request: Request) -> None:
+async def gone(request: Request) -> None:
     """Wait until the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -122,11 +124,7 @@ async def with_pings(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def event_stream(events: AsyncIterator[bytes]) -> StreamingResponse:
     """An answer that comes in events; whoever goes away ends it."""
-    return StreamingResponse(
-        with_pings(events),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-    )
+    return StreamingResponse(with_pings(events), media_type=EVENTS, headers=EVENT_HEADERS)
 
 
 def error_answer(path: str, error: RequestError) -> Response:
@@ -149,7 +147,7 @@ def error_piece(path: str, kind: str, error: RequestError) -> bytes | None:
     """
     if kind.startswith("application/x-ndjson"):
         return to_json({"error": str(error)}) + b"\n"
-    if not kind.startswith("text/event-stream"):
+    if not kind.startswith(EVENTS):
         return None
     if path.startswith("/v1/messages"):
         return event(error.anthropic_fields, "error")

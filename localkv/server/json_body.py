@@ -17,6 +17,7 @@ from localkv.server.request_record import warn
 
 if TYPE_CHECKING:
     from localkv.server.front import Front
+    from localkv.server.models import Models
 
 
 MOST_NESTED = 64
@@ -105,22 +106,29 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-async def received(front: Front, request: Request, kind: type[T]) -> T:
-    """The body of a request, read off the event loop if it is large.
+async def received(front: Front | Models, request: Request, kind: type[T]) -> T:
+    """The body of a request, read off the event loop if it is large. It is read once: whoever asks
+    again gets the same.
 
     Raises:
         RequestError: it does not come, or exceeds a limit; or as `decoded`.
     """
-    record, parts = request.scope["state"]["record"], list[bytes]()
+    state, work = request.scope["state"], front.work
+    if "body" in state:
+        known: T = state["body"]
+        return known
+    record, parts = state["record"], list[bytes]()
     async for part in request.stream():
-        front.work.keep(record, len(part))
+        work.keep(record, len(part))
         record.n_body += len(part)
         parts.append(part)
     body = b"".join(parts)
     parts.clear()
-    found = await front.for_body(nesting, body)
-    front.work.keep(record, found.n_bytes)
-    return await front.for_body(decoded, body, kind)
+    found = await work.for_body(nesting, body)
+    work.keep(record, found.n_bytes)
+    value: T = await work.for_body(decoded, body, kind)
+    state["body"] = value
+    return value
 
 
 class Nesting(NamedTuple):
@@ -287,7 +295,7 @@ HARMLESS: Mapping[str, str] = {
     "fallback_credit_token": "who pays",
     "image": "how images are read; they are refused",
     "inference_geo": "where the server stands",
-    "keep_alive": "how long the model stays loaded: always",
+    "keep_alive": "how long the model stays loaded: in ollama's API it counts",
     "max_tool_calls": "calls of tools that run on the server; there are none",
     "metadata": "words about the request; a response has them again",
     "prediction": "a text that an answer may be like, for speed",

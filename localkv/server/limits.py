@@ -63,6 +63,10 @@ Logprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 
 Name: TypeAlias = Annotated[str, Meta(max_length=512)]
 """A model, tool, file or field."""
+KeepAlive: TypeAlias = (
+    Annotated[float, Meta(ge=-1e15, le=1e15)] | Annotated[str, Meta(max_length=64)]
+)
+"""Seconds, or a duration as Go has it: "1h30m". A negative one has no end."""
 Word: TypeAlias = Annotated[str, Meta(max_length=64)]
 """One of a few words, such as the effort of reasoning."""
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

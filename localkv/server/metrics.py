@@ -6,7 +6,8 @@ Each figure has a name of localkv's, and the names that vLLM and llama-server gi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +17,9 @@ from localkv.engine_process.texts import Ended, Event, Piece, Reading, Status
 from localkv.server.engine_client import Supervisor
 from localkv.server.request_record import RequestRecord
 
+if TYPE_CHECKING:
+    from localkv.server.front import Front
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SHORT = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1, 2.5)
@@ -23,8 +27,63 @@ LONG = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 STEPS = (1, 2, 5, 10, 20, 30, 50, 80, 120, 200, 300, 500, 1000, 5000)
 
 
+class ServerMetrics:
+    """Counts requests, and has the metrics of each model.
+
+    Args:
+        fronts: the models' fronts by their names; each gets its `metrics`.
+    """
+
+    def __init__(self, fronts: Mapping[str, Front]) -> None:
+        self._registry = CollectorRegistry()
+        self._http = Counter(
+            "localkv_http_requests", "HTTP requests by status.", ["status"], registry=self._registry
+        )
+        self._fronts = dict(fronts)
+        for front in fronts.values():
+            front.metrics = metrics = Metrics(front.supervisor)
+            front.supervisor.client.on_status = metrics.take_status
+
+    def answered(self, record: RequestRecord) -> None:
+        """A request is done."""
+        self._http.labels(record.status).inc()
+
+    def text(self, model: str | None = None) -> bytes:
+        """All of it, in Prometheus' format, or what is of one model.
+
+        What several models count has a label `model`.
+        """
+        found = [front.metrics for name, front in self._fronts.items() if model in (None, name)]
+        counted = [metrics for metrics in found if metrics is not None]
+        if len(counted) == 1:
+            return counted[0].text() + generate_latest(self._registry)
+        families = dict[str, Metric]()
+        for name, metrics in zip(self._fronts, counted, strict=True):
+            for family in metrics.registry.collect():
+                whole = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                whole.samples += [
+                    sample._replace(labels={"model": name, **sample.labels})
+                    for sample in family.samples
+                ]
+        joined = CollectorRegistry()
+        joined.register(_Collected(families.values()))
+        return generate_latest(joined) + generate_latest(self._registry)
+
+
+class _Collected(Collector):
+    """Families as they are."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 class Metrics:
-    """Counts what happens.
+    """Counts what happens to one model.
 
     Args:
         supervisor: its engine's status is read, too.
@@ -43,7 +102,6 @@ class Metrics:
         def seconds(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"localkv_{name}_seconds", words, buckets=buckets, registry=registry)
 
-        self.http = counter("http_requests", "HTTP requests by status.", "status")
         self.ended = counter("texts_ended", "Texts by the reason of their end.", "reason")
         self.prompt = counter("prompt_tokens", "Tokens of prompts that were evaluated.")
         self.prefix_asked = counter("prefix_asked_tokens", "Tokens of prompts.")
@@ -73,10 +131,6 @@ class Metrics:
         n_rows, n_prompt = status.rows
         if status.step_ms:
             self.steps.labels("prompt" if n_prompt else rows_label(n_rows)).observe(status.step_ms)
-
-    def answered(self, record: RequestRecord) -> None:
-        """A request is done."""
-        self.http.labels(record.status).inc()
 
     def read(self, record: RequestRecord | None, n_tokens: int, seconds: float) -> None:
         """Texts of a request have become vectors or scores: all their tokens were a prompt's."""

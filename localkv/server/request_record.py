@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localkv.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from localkv.server.front import Front
+    from localkv.server.models import Models
 
 
 STDERR = "-"
@@ -48,6 +48,8 @@ class RequestRecord:
         key: the number of its API key; 0 for none.
         n_body: bytes of its body.
         n_kept: bytes of memory that it needs, about.
+        model: the one that answers it.
+        waited: seconds that it waited until its model was loaded.
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
         warnings: one line for each field that has no effect on this model.
@@ -64,6 +66,8 @@ class RequestRecord:
     n_body: int = 0
     n_kept: int = 0
     status: int = 0
+    model: str = ""
+    waited: float = 0.0
     n_prompt: int = 0
     n_cached: int = 0
     n_generated: int = 0
@@ -135,6 +139,10 @@ class AccessLog:
         }
         if record.key:
             fields["key"] = record.key
+        if record.model:
+            fields["model"] = record.model
+        if record.waited:
+            fields["load_ms"] = round(1e3 * record.waited, 1)
         if record.n_prompt:
             fields["prompt_tokens"] = record.n_prompt
             fields["cached_tokens"] = record.n_cached
@@ -164,11 +172,11 @@ class Recorder:
 
     Args:
         app: answers.
-        front: has the log and the metrics, if there are any.
+        models: have the log and the metrics, if there are any.
     """
 
-    def __init__(self, app: ASGIApp, front: Front) -> None:
-        self._app, self._front = app, front
+    def __init__(self, app: ASGIApp, models: Models) -> None:
+        self._app, self._models = app, models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,7 +185,7 @@ class Recorder:
         given = Headers(scope=scope).get("x-request-id", "")
         record = RequestRecord(request_id(given), scope["method"], scope["path"])
         record.address = (scope.get("client") or ("",))[0]
-        record.keep = partial(self._front.work.keep, record)
+        record.keep = partial(self._models.work.keep, record)
         scope.setdefault("state", {})["record"] = record
         token = current.set(record)
 
@@ -188,7 +196,7 @@ class Recorder:
                 headers["x-request-id"] = record.id
                 if record.warnings:
                     headers[WARNING] = _as_header("; ".join(record.warnings))
-                    self._front.tell_once(record.warnings)
+                    self._models.tell_once(record.warnings)
             await send(message)
 
         try:
@@ -197,12 +205,12 @@ class Recorder:
             current.reset(token)
             for end in record.at_end:
                 end()
-            self._front.work.give_back(record)
+            self._models.work.give_back(record)
             record.status = record.status or CLOSED
-            if self._front.metrics is not None:
-                self._front.metrics.answered(record)
-            if self._front.log is not None:
-                self._front.log.write(record)
+            if self._models.metrics is not None:
+                self._models.metrics.answered(record)
+            if self._models.log is not None:
+                self._models.log.write(record)
 
 
 def _as_header(text: str) -> str:

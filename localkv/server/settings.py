@@ -19,16 +19,14 @@ REASONING_FORMATS = ("auto", "none", "deepseek")
 
 
 @dataclass(frozen=True)
-class ServerSettings:
-    """Where a server listens, and what it allows.
+class ModelSettings:
+    """A model that a server offers, and what requests to it may do.
 
     Attributes:
-        engine: the model, and how it is loaded.
+        engine: the model's file, and how it is loaded.
         model_name: what clients call it.
         aliases: what they may call it, too.
         tags: words about it.
-        checks_model: refuse other names, which else mean this model, too.
-        hosts, port: where it listens; port 0 takes a free one.
         params: how tokens are drawn where a request says nothing.
         max_tokens: most tokens of an answer where a request says nothing; None sets no limit.
         reasoning: one of `REASONING`.
@@ -41,29 +39,19 @@ class ServerSettings:
         prefills: an assistant's message that is the last one goes on, instead of being answered.
         queue: most requests that wait while others run.
         timeout: seconds that a request may take.
-        api_keys: a request must have one of these; empty for anybody.
-        cors: origins that browsers may call it from.
-        has_page: whether there is a page at `/`.
-        has_metrics: whether there is `/metrics`.
         has_slots: whether `/slots` tells what runs.
-        allowed_hosts: names that it goes by, in addition to its address.
-        is_insecure: listen for other machines without a key.
-        ssl_key, ssl_cert: files in PEM; None for no TLS.
-        drain: seconds that running requests have when the server ends.
-        log_file: where a line for each request goes; "-" for stderr, None for nowhere.
         state_dir: the folder of saved slots; None for none.
         cache_per_key: only requests with the same key share what was evaluated.
         spm_infill: where a middle is filled in, the suffix comes before the prefix.
         pooling: of embeddings (`POOLINGS`); None for the model's own.
+        loads_at_start: it is loaded before anybody asks for it.
+        idle_seconds: seconds without a request after which its engine ends; None for never.
     """
 
     engine: EngineOptions
     model_name: str
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    checks_model: bool = False
-    hosts: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 8080
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     reasoning: str = "auto"
@@ -74,18 +62,56 @@ class ServerSettings:
     prefills: bool = True
     queue: int = 256
     timeout: float = 600.0
+    has_slots: bool = True
+    state_dir: str | None = None
+    cache_per_key: bool = False
+    spm_infill: bool = False
+    pooling: str | None = None
+    loads_at_start: bool = True
+    idle_seconds: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients call it."""
+        return (self.model_name, *self.aliases)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a server listens, and what it allows.
+
+    Attributes:
+        models: what it offers; the first one answers requests that name none.
+        checks_model: refuse names that no model has, which else mean the first.
+        models_memory: bytes that all loaded models may take together; None for what is free.
+        models_max: most models that are loaded at the same time; 0 sets no limit.
+        autoloads: a request loads the model that it names.
+        hosts, port: where it listens; port 0 takes a free one.
+        api_keys: a request must have one of these; empty for anybody.
+        cors: origins that browsers may call it from.
+        has_page: whether there is a page at `/`.
+        has_metrics: whether there is `/metrics`.
+        allowed_hosts: names that it goes by, in addition to its address.
+        is_insecure: listen for other machines without a key.
+        ssl_key, ssl_cert: files in PEM; None for no TLS.
+        drain: seconds that running requests have when the server ends.
+        log_file: where a line for each request goes; "-" for stderr, None for nowhere.
+    """
+
+    models: tuple[ModelSettings, ...]
+    checks_model: bool = False
+    models_memory: int | None = None
+    models_max: int = 0
+    autoloads: bool = True
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8080
     api_keys: frozenset[str] = frozenset()
     cors: tuple[str, ...] = ()
     has_page: bool = True
     has_metrics: bool = True
-    has_slots: bool = True
     allowed_hosts: tuple[str, ...] = ()
     is_insecure: bool = False
     ssl_key: str | None = None
     ssl_cert: str | None = None
     drain: float = 30.0
     log_file: str | None = None
-    state_dir: str | None = None
-    cache_per_key: bool = False
-    spm_infill: bool = False
-    pooling: str | None = None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from localkv.errors import byte_size
-from localkv.server.failures import RequestError
-from localkv.server.request_record import RequestRecord
+from localkv.errors import LocalKVError, byte_size
+from localkv.server.failures import RequestError, as_request_error
+from localkv.server.request_record import RequestRecord, current
 from localkv.system.limited_process import OverTimeError, Pace, at_pace
 
 SMALL, LARGE = 8 << 10, 128 << 10
@@ -157,6 +157,30 @@ class Work:
             raise RequestError(400, error.message, "a smaller request would work") from None
         finally:
             self._trim()
+
+    async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a function that takes long in a thread; it may be called twice.
+
+        Raises:
+            RequestError: the call fails, or too many calls of this client wait.
+        """
+        record, call = current.get(), partial(function, *arguments, **options)
+        client, n_bytes = ("", 0) if record is None else (record.client, record.n_body)
+        try:
+            return await self.run(client, n_bytes, call)
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+
+    async def for_body(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function whose time grows with the body: in a thread, unless the body is small.
+
+        Raises:
+            RequestError: the call fails, or too many calls of this client wait.
+        """
+        record = current.get()
+        if record is None or record.n_body <= SMALL:
+            return function(*arguments)
+        return await self.apart(function, *arguments)
 
     def keep(self, record: RequestRecord, n_bytes: int) -> None:
         """Count memory that a request takes until it is answered.

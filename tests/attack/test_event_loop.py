@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from localkv.chat.engine import EngineOptions
-from localkv.server.engine_client import Supervisor
 from localkv.server.front import Front
-from localkv.server.settings import ServerSettings
+from localkv.server.models import Models
+from localkv.server.settings import ModelSettings, ServerSettings
 from support.front import said, served
 from support.server import SHIPPED_MODEL
 
@@ -104,15 +104,17 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-def front() -> Front:
-    options = EngineOptions(str(SHIPPED_MODEL))
-    return Front(ServerSettings(options, "tales"), Supervisor(options))
+def models() -> Models:
+    """The model that ships, as if it were loaded."""
+    model = ModelSettings(EngineOptions(str(SHIPPED_MODEL)), "tales", loads_at_start=False)
+    return Models(ServerSettings((model,)))
 
 
 @pytest.mark.attack
 async def test_no_body_costs_the_loop_much(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = SimpleNamespace(engine=SimpleNamespace(n_ctx=1024), n_parallel=4, cache_tokens=1024)
     monkeypatch.setattr(Front, "facts", facts)
+    monkeypatch.setattr(Models, "is_ready", lambda self, model: True)
     worst, here = 0.0, threading.get_ident()
     run = asyncio.Handle._run
 
@@ -124,8 +126,9 @@ async def test_no_body_costs_the_loop_much(monkeypatch: pytest.MonkeyPatch) -> N
             worst = max(worst, 1e3 * (time.thread_time() - started))
 
     late = dict[str, float]()
-    server = front()
+    server = models()
     await server.load()
+    await server.first.front.load()
     async with served(server) as port:
         monkeypatch.setattr(asyncio.Handle, "_run", timed)
         for name, (path, make) in BODIES.items():

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from localkv.server import access, http_server
-from support.front import front_of, said, served
+from support.front import models_of, said, served
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -24,7 +24,7 @@ def quick(monkeypatch):
 
 def _run(port_uses, app=None):
     async def main():
-        async with served(front_of(), app) as port:
+        async with served(models_of(), app) as port:
             return await port_uses(port)
 
     return asyncio.run(main())

@@ -10,14 +10,14 @@ from localkv.server import access
 from localkv.server.access import ApiKeys, checked_origins, given_key, read_keys
 from localkv.server.app import application
 from localkv.server.http_server import check_exposure
-from support.front import front_of
+from support.front import models_of
 
 KEY = {"authorization": "Bearer sesame"}
 
 
 def _client(host: str = "127.0.0.1:8080", **settings: object) -> TestClient:
     return TestClient(
-        application(front_of(**settings)), base_url=f"http://{host}", raise_server_exceptions=False
+        application(models_of(**settings)), base_url=f"http://{host}", raise_server_exceptions=False
     )
 
 
@@ -153,13 +153,13 @@ def test_keys_in_files(tmp_path):
 
 
 def test_everybody_is_let_in_only_if_somebody_says_so():
-    front = front_of(hosts=("0.0.0.0",))
+    models = models_of(hosts=("0.0.0.0",))
     with pytest.raises(UsageError, match="without a key"):
-        check_exposure(front.settings, "0.0.0.0", "0.0.0.0")
-    assert check_exposure(front_of(hosts=("::1",)).settings, "::1", "::1") == []
-    open_to_all = front_of(hosts=("0.0.0.0",), is_insecure=True).settings
+        check_exposure(models.settings, "0.0.0.0", "0.0.0.0")
+    assert check_exposure(models_of(hosts=("::1",)).settings, "::1", "::1") == []
+    open_to_all = models_of(hosts=("0.0.0.0",), is_insecure=True).settings
     assert check_exposure(open_to_all, "0.0.0.0", "0.0.0.0")
-    with_key = front_of(api_keys=frozenset({"a"})).settings
+    with_key = models_of(api_keys=frozenset({"a"})).settings
     assert check_exposure(with_key, "ten.example", "10.0.0.1")
 
 
@@ -180,9 +180,9 @@ def test_a_query_is_short():
 
 
 def test_while_it_drains_only_metrics_answer():
-    front = front_of()
-    client = TestClient(application(front), base_url="http://localhost")
-    front.is_draining = True
+    models = models_of()
+    client = TestClient(application(models), base_url="http://localhost")
+    models.is_draining = True
     answer = client.get("/v1/models")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "5"
@@ -196,5 +196,5 @@ def test_a_bug_is_told_without_the_words_of_its_error(monkeypatch, capsys):
     assert answer.status_code == 500
     logged = capsys.readouterr().err
     assert "KeyError" in logged
-    assert "in chat_completions" in logged
+    assert "in received" in logged
     assert "of a prompt'" not in logged.replace('["words of a prompt"]', "") + answer.text

@@ -27,7 +27,7 @@ from localkv.server.json_body import decoded, nesting
 from localkv.server.request_record import Recorder
 from support.attack.odd_fields import BODIES, odd_requests
 from support.fake_engine import FACTS
-from support.front import front_of
+from support.front import front_of, models_of
 from support.server import RunningServer
 
 KINDS: dict[str, type[msgspec.Struct]] = {
@@ -331,5 +331,5 @@ def test_what_a_request_began_ends_with_it_whatever_goes_wrong():
 
     scope = {"type": "http", "method": "POST", "path": "/completion", "headers": []}
     with pytest.raises(RuntimeError):
-        asyncio.run(Recorder(broken, front_of())(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(Recorder(broken, models_of())(scope, None, None))  # type: ignore[arg-type]
     assert ended == ["text"]

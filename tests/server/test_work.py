@@ -32,7 +32,7 @@ from localkv.server.work import (
     Work,
 )
 from localkv.system.limited_process import OverTimeError, Pace, _turn
-from support.front import front_of, said, served
+from support.front import models_of, said, served
 
 
 class Held:
@@ -143,14 +143,14 @@ def test_bodies_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_bodies_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    front = front_of()
-    async with served(front) as port:
+    models = models_of()
+    async with served(models) as port:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         for body in (b"{", b'{"content": 5}', b"[" * 9000):
             answer = await said(port, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             assert answer.startswith(b"HTTP/1.1 400")
-    assert not front.work.bodies._of_client
-    assert not front.work.bodies._n_bytes
+    assert not models.work.bodies._of_client
+    assert not models.work.bodies._n_bytes
 
 
 TOP = tuple(TopLogprob(i, "a", b"a", -1.0) for i in range(100))
@@ -207,7 +207,7 @@ async def test_a_large_body_is_never_read_on_the_loop(
         return nesting(body)
 
     monkeypatch.setattr(json_body, "nesting", noted)
-    async with served(front_of()) as port:
+    async with served(models_of()) as port:
         head = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         await said(port, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert threads
@@ -284,11 +284,11 @@ def test_many_numbers_as_programs_write_them_pass() -> None:
 
 
 async def test_work_for_a_large_body_is_done_in_a_thread() -> None:
-    front = front_of()
+    work = models_of().work
     for n_bytes, is_here in ((10, True), (SMALL + 1, False)):
         record = RequestRecord("x", "POST", "/", n_body=n_bytes)
         token = current.set(record)
-        found = await front.for_body(threading.get_ident)
+        found = await work.for_body(threading.get_ident)
         current.reset(token)
         assert (found == threading.get_ident()) == is_here
 

@@ -5,27 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 import uvicorn
 
 from localkv.chat.engine import EngineOptions
-from localkv.server.engine_client import Supervisor
 from localkv.server.front import Front
 from localkv.server.http_server import listening, uvicorn_config
-from localkv.server.settings import ServerSettings
+from localkv.server.models import Models
+from localkv.server.settings import ModelSettings, ServerSettings
+
+
+def models_of(**settings: Any) -> Models:
+    """A server's one model, whose engine is not started.
+
+    Args:
+        settings: of the server, or of the model.
+    """
+    names = {field.name for field in fields(ServerSettings)}
+    of_server = {name: value for name, value in settings.items() if name in names}
+    of_model = {name: value for name, value in settings.items() if name not in names}
+    model = ModelSettings(EngineOptions("none.gguf"), "tales", **of_model)
+    return Models(ServerSettings((model,), **of_server))
 
 
 def front_of(**settings: Any) -> Front:
-    """A front whose engine is not started."""
-    options = EngineOptions("none.gguf")
-    return Front(ServerSettings(options, "tales", **settings), Supervisor(options))
+    """The front of such a model."""
+    return models_of(**settings).first.front
 
 
 @contextlib.asynccontextmanager
-async def served(front: Front, app: Any = None) -> AsyncIterator[int]:
-    """The port at which its application, or another one, answers."""
-    config = uvicorn_config(front.settings, front)
+async def served(models: Models, app: Any = None) -> AsyncIterator[int]:
+    """The port at which their application, or another one, answers."""
+    config = uvicorn_config(models)
     if app is not None:
         config.loaded_app = app
     config.timeout_graceful_shutdown = 0

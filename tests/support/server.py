@@ -30,6 +30,7 @@ class RunningServer:
 
     Args:
         arguments: of `localkv serve`, instead of those for the shipped model.
+        model: the one that it serves; None if the arguments name all.
         program: what Python runs instead of localkv.
         limits: most of what the system gives it, by `resource.RLIMIT_*`.
 
@@ -43,12 +44,13 @@ class RunningServer:
     def __init__(
         self,
         *arguments: str,
-        model: Path = SHIPPED_MODEL,
+        model: Path | None = SHIPPED_MODEL,
         program: Sequence[str] = ("-m", "localkv"),
         env: dict[str, str] | None = None,
         limits: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        command = [sys.executable, *program, "serve", "-m", str(model), "--port", "0"]
+        named = [] if model is None else ["-m", str(model)]
+        command = [sys.executable, *program, "serve", *named, "--port", "0"]
 
         def limit() -> None:
             for what, most in limits.items():
@@ -103,7 +105,9 @@ class RunningServer:
 
     def _answered(self, request: urllib.request.Request) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=60, context=self.context) as answer:
+            with urllib.request.urlopen(
+                request, timeout=START_SECONDS, context=self.context
+            ) as answer:
                 status, text = answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()

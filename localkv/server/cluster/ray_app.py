@@ -33,11 +33,10 @@ from localkv.chat.engine import EngineOptions
 from localkv.errors import UsageError, counted
 from localkv.server.app import application
 from localkv.server.cluster.prefix_directory import PrefixDirectory, prefix_keys, ranked, text_of
-from localkv.server.engine_client import Supervisor
 from localkv.server.failures import RequestError
-from localkv.server.front import Front
 from localkv.server.json_answer import error_answer, error_piece
-from localkv.server.settings import MOST_BODY, ServerSettings
+from localkv.server.models import Models
+from localkv.server.settings import MOST_BODY, ModelSettings, ServerSettings
 
 STATS_SECONDS = 1.0
 """How often engines tell what they hold."""
@@ -111,29 +110,29 @@ def _keys_of(request: PendingRequest | None) -> list[bytes]:
     health_check_period_s=5,
 )
 class Engine:
-    """One engine, with the front that speaks its dialects; both live and end with the replica."""
+    """One engine for each model, with the front that speaks their dialects; all live and end with
+    the replica."""
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]  # Ray waits
-        self._supervisor = Supervisor(settings.engine, say=print)
-        front = Front(settings, self._supervisor)
-        self._app = application(front)
-        ready = asyncio.Event()
-        self._running = asyncio.create_task(self._supervisor.run(lambda facts: ready.set()))
-        await front.load()
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        self._ready = asyncio.Event()
+        self._models = Models(settings, print, lambda model, facts: self._ready.set())
+        self._app = application(self._models)
+        await self._models.load()
+        if not self._models.are_several:
+            ready = asyncio.create_task(self._ready.wait())
+            broken = asyncio.create_task(self._models.broken.wait())
+            await asyncio.wait({ready, broken}, return_when=asyncio.FIRST_COMPLETED)
         self.check_health()
 
     def check_health(self) -> None:
-        """Raise what ended the engine, so that Ray starts another replica."""
-        if self._running.done():
-            self._running.result()
-            raise RuntimeError("the engine has ended")
+        """Raise what ended the engine of the only model, so that Ray starts another replica."""
+        if self._models.problem is not None:
+            raise self._models.problem
 
     def record_routing_stats(self) -> dict[str, int]:
         """What the router has to know."""
-        facts = self._supervisor.facts
-        return {} if facts is None else {"cache_tokens": facts.cache_tokens}
+        known = [facts for one in self._models if (facts := one.supervisor.facts) is not None]
+        return {"cache_tokens": sum(one.cache_tokens for one in known)} if known else {}
 
     async def answer(self, request: Forwarded) -> AsyncIterator[tuple[int, list[Any]] | bytes]:
         """Status and headers of the answer, then its body in pieces."""
@@ -177,7 +176,7 @@ class Engine:
                 await running
 
     async def __del__(self) -> None:
-        await self._supervisor.stop()
+        await self._models.close()
 
 
 Resources = Mapping[str, float]
@@ -378,18 +377,29 @@ def build(arguments: dict[str, str]) -> serve.Application:
     """The application.
 
     Args:
-        arguments: "model" is a file that all nodes have. "replicas" is a number; with
-            "most_replicas" instead Ray starts as many as there is work for. "cpus" and "gpus" are
-            what each has, and "name" is the application's. All others are arguments of `LLM`.
+        arguments: "model" is a file that all nodes have, or several with commas between them, and
+            "name" is what clients call them. "replicas" is a number; with "most_replicas" instead
+            Ray starts as many as there is work for. "cpus" and "gpus" are what each has.
+            "models_memory" are the bytes that the loaded models of a replica may take, and
+            "models_max" is how many they may be. All others are arguments of `LLM`.
 
     Raises:
-        UsageError: there is no model, or a number makes no sense.
+        UsageError: there is no model, there are more or fewer names, two are the same, or a number
+            makes no sense.
     """
     known = dict(arguments)
     if "model" not in known:
         raise UsageError("no model is named", hint="model=FILE, which all machines have")
-    model = known.pop("model")
-    name = known.pop("name", Path(model).stem)
+    files = [part.strip() for part in known.pop("model").split(",")]
+    given = known.pop("name", None)
+    names = [Path(file).stem for file in files] if given is None else given.split(",")
+    names = [name.strip() for name in names]
+    if len(names) != len(files) or len(set(names)) != len(names):
+        raise UsageError(
+            f"{counted(len(files), 'model')} and the names {', '.join(names)}",
+            hint="each model needs a name of its own: name=A,B",
+        )
+    memory, models_max = known.pop("models_memory", None), known.pop("models_max", "0")
     most = known.pop("most_replicas", None)
     replicas = _count(known.pop("replicas", "1"), "replicas", least=1)
     resources = {
@@ -398,9 +408,21 @@ def build(arguments: dict[str, str]) -> serve.Application:
     }
     engine_arguments = {key: _value(text) for key, text in known.items()}
     n_parallel = int(engine_arguments.setdefault("n_parallel", 16))
-    settings = ServerSettings(EngineOptions(model, engine_arguments), name)
+    if len(files) > 1:
+        engine_arguments.setdefault("n_cache_tokens", "fit")
+    models = tuple(
+        ModelSettings(EngineOptions(file, engine_arguments), name, loads_at_start=len(files) == 1)
+        for file, name in zip(files, names, strict=True)
+    )
+    settings = ServerSettings(
+        models,
+        models_memory=None
+        if memory is None
+        else _count(memory, "models_memory", least=1, most=1 << 60),
+        models_max=_count(models_max, "models_max", least=0),
+    )
     options: dict[str, Any] = {
-        "max_ongoing_requests": n_parallel + settings.queue,
+        "max_ongoing_requests": len(models) * (n_parallel + models[0].queue),
         "ray_actor_options": resources,
         "graceful_shutdown_timeout_s": settings.drain,
     }
@@ -418,8 +440,8 @@ def build(arguments: dict[str, str]) -> serve.Application:
     return gate.bind(engine.options(**options).bind(settings), of_each)
 
 
-def _count(text: str, name: str, *, least: int) -> int:
-    if not text.isdecimal() or not least <= int(text) < 1 << 16:
+def _count(text: str, name: str, *, least: int, most: int = 1 << 16) -> int:
+    if not text.isdecimal() or not least <= int(text) < most:
         raise UsageError(f"{name} is {text!r}, expected a whole number from {least} on")
     return int(text)
 

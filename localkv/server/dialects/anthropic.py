@@ -342,32 +342,22 @@ def _usage(end: Ended) -> dict[str, int]:
     }
 
 
-def _refused(error: RequestError) -> Response:
-    return json_response(error.anthropic_fields, error.status, error.headers)
-
-
 @takes(MessagesBody)
 async def messages(front: Front, request: Request) -> Response:
     """POST /v1/messages."""
-    try:
-        body = await received(front, request, MessagesBody)
-        answer = MessageAnswer(
-            await begun(front, await front.for_body(chat_body, body)),
-            body.model or front.settings.model_name,
-        )
-        if body.stream:
-            return event_stream(answer.events())
-        return await json_answer(request, answer.whole(), answer.answers.texts)
-    except RequestError as error:
-        return _refused(error)
+    body = await received(front, request, MessagesBody)
+    answer = MessageAnswer(
+        await begun(front, await front.for_body(chat_body, body)),
+        body.model or front.settings.model_name,
+    )
+    if body.stream:
+        return event_stream(answer.events())
+    return await json_answer(request, answer.whole(), answer.answers.texts)
 
 
 @takes(CountBody)
 async def count_tokens(front: Front, request: Request) -> Response:
     """POST /v1/messages/count_tokens: the prompt is rendered, and nothing computed."""
-    try:
-        body = await received(front, request, CountBody)
-        prompt = await rendered(front, await front.for_body(chat_body, body))
-        return json_response({"input_tokens": len(prompt.ids)})
-    except RequestError as error:
-        return _refused(error)
+    body = await received(front, request, CountBody)
+    prompt = await rendered(front, await front.for_body(chat_body, body))
+    return json_response({"input_tokens": len(prompt.ids)})

@@ -42,6 +42,7 @@ from localkv.server.json_answer import (
     to_json,
 )
 from localkv.server.json_body import received, takes
+from localkv.server.models import Models
 from localkv.server.prompts import (
     GivenPrompts,
     PromptModel,
@@ -367,7 +368,6 @@ class NativeAnswer:
 async def completion(front: Front, request: Request) -> Response:
     """POST /completion."""
     body = await received(front, request, NativeBody)
-    front.check_model(body.model)
     return await _completed(front, request, body, await text_prompts(front, body.prompt))
 
 
@@ -391,7 +391,6 @@ class InfillBody(NativeBody, kw_only=True):
 async def infill(front: Front, request: Request) -> Response:
     """POST /infill: the text between a prefix and a suffix, as editors ask for it."""
     body = await received(front, request, InfillBody)
-    front.check_model(body.model)
     _leave_out(body)
     prompt = await infill_prompt(
         front,
@@ -457,12 +456,14 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    model: limits.Name | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """Tokens to be put together."""
 
     tokens: limits.TokenIds
+    model: limits.Name | None = None
 
 
 @takes(TokenizeBody)
@@ -540,10 +541,11 @@ async def chat_tokens(front: Front, request: Request) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-async def props(front: Front, request: Request) -> Response:
+async def props(models: Models, request: Request) -> Response:
     """GET /props: the model, its template, and how tokens are drawn where requests say nothing."""
-    facts, settings = front.facts, front.settings
-    model = await front.model()
+    served = models.named(request.query_params.get("model"))
+    facts, settings = served.front.known_facts, served.settings
+    model = await served.front.model()
     template = model.template
     tokenizer = model.tokenizer
 
@@ -559,7 +561,7 @@ async def props(front: Front, request: Request) -> Response:
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": settings.has_slots,
         "endpoint_props": False,
-        "ui": settings.has_page,
+        "ui": models.settings.has_page,
         "chat_template": "" if template is None else template.source,
         "chat_template_caps": {
             "supports_tools": template is not None and template.takes_tools,
@@ -569,17 +571,19 @@ async def props(front: Front, request: Request) -> Response:
         "bos_token": text_of(tokenizer.bos_id),
         "eos_token": text_of(tokenizer.eos_id),
         "build_info": f"localkv {__version__}",
-        "is_sleeping": False,
+        "is_sleeping": served.status["value"] == "sleeping",
         "cache_tokens": facts.cache_tokens,
         "cache_type_k": facts.engine.type_k,
         "cache_type_v": facts.engine.type_v,
     }
     if model.tool_template is not model.chat_template and model.tool_template is not None:
         described["chat_template_tool_use"] = model.tool_template.source
+    if served.living is None:
+        served.front.unload()
     return json_response(described)
 
 
-async def change_props(front: Front, request: Request) -> Response:
+async def change_props(models: Models, request: Request) -> Response:
     """POST /props: nothing can be changed."""
     raise unsupported("changing /props", "start the server with other options")
 
@@ -728,13 +732,41 @@ def _without_folder(error: RequestError, folder: str) -> RequestError:
     return RequestError(error.status, message, error.hint, headers=error.headers)
 
 
-async def metrics(front: Front, request: Request) -> Response:
-    """GET /metrics: what the server does and did, in Prometheus' text format."""
+async def metrics(models: Models, request: Request) -> Response:
+    """GET /metrics: what the server does and did, in Prometheus' text format; of `?model=NAME`, or
+    of all."""
     from localkv.server.metrics import CONTENT_TYPE
 
-    if not front.settings.has_metrics:
+    if not models.settings.has_metrics:
         raise unsupported("/metrics", "start the server without --no-metrics")
-    if front.metrics is None:
+    if models.metrics is None:
         raise RequestError(503, "the server is starting", headers={"retry-after": "1"})
-    started = {"process-start-time-unix": str(front.started)}
-    return Response(front.metrics.text(), headers=started, media_type=CONTENT_TYPE)
+    name = request.query_params.get("model")
+    of = None if name is None else models.listed(name).name
+    started = {"process-start-time-unix": str(models.first.front.started)}
+    return Response(models.metrics.text(of), headers=started, media_type=CONTENT_TYPE)
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """The name of a model."""
+
+    model: limits.Name
+
+
+@takes(ModelBody)
+async def load_model(models: Models, request: Request) -> Response:
+    """POST /models/load: begin to load a model; /models tells how far it is."""
+    body = await received(models, request, ModelBody)
+    models.begin_loading(models.listed(body.model))
+    return json_response({"success": True})
+
+
+@takes(ModelBody)
+async def unload_model(models: Models, request: Request) -> Response:
+    """POST /models/unload: end a model's engine once all requests to it are answered."""
+    body = await received(models, request, ModelBody)
+    model = models.listed(body.model)
+    if model.living is None:
+        raise RequestError(400, f"the model {body.model!r:.100} is not loaded")
+    models.begin_letting_go(model)
+    return json_response({"success": True})

@@ -1,4 +1,4 @@
-"""ollama's API: `/api/chat` and `/api/generate`, and what there is to know of the one model.
+"""ollama's API: `/api/chat` and `/api/generate`, and what there is to know of the models.
 
 Requests are translated into OpenAI's words; answers are lines of JSON.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +21,14 @@ from starlette.responses import Response, StreamingResponse
 
 from localkv import __version__
 from localkv.engine.logprobs import TokenLogprob, as_openai
-from localkv.engine_process.texts import Ended, Event, Piece
+from localkv.engine_process.texts import Ended, Event, Facts, Piece
+from localkv.errors import LocalKVError
 from localkv.loader.answer_tags import REASONING_TAGS, writes_channels
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.metadata import file_type_name
+from localkv.loader.gguf_file import read_metadata
+from localkv.loader.metadata import Metadata, file_type_name
+from localkv.loader.weights import checked_spec
+from localkv.memory.fit import chosen_context
 from localkv.server import limits
 from localkv.server.answer import AnswerReader, Answers, Delta, Reasoning
 from localkv.server.chat_request import ChatBody, begun
@@ -29,13 +36,12 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import JsonLists, json_answer, json_response, to_json
 from localkv.server.json_body import received, takes
+from localkv.server.models import LATEST, Keep, Models, ServedModel
 from localkv.server.prompts import PromptModel, infill_prompt, text_prompts
 from localkv.server.request_fields import SamplingFields, grammar_of, stop_strings
-from localkv.server.request_record import warn
+from localkv.server.request_record import current, warn
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
 
-LATEST = ":latest"
-"""The tag that ollama adds to names that have none."""
 NANO = 1_000_000_000
 API_VERSION = "0.14.0"
 """The version of ollama whose API this is; clients refuse servers that are too old."""
@@ -53,7 +59,7 @@ class Options(SamplingFields, kw_only=True):
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What both have; `model` is the name of the model that is loaded."""
+    """What both have; `keep_alive` is how long the model stays loaded after the answer."""
 
     model: limits.Name
     stream: bool | None = None
@@ -63,6 +69,17 @@ class Body(msgspec.Struct, kw_only=True):
     max_tokens: limits.Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: limits.Logprobs | None = None
+    keep_alive: limits.KeepAlive | None = None
+
+    @property
+    def asks_for(self) -> object:
+        """What is to be answered; nothing asks only for the model."""
+        raise NotImplementedError
+
+    @property
+    def only_unloads(self) -> bool:
+        """Whether it asks for nothing but that the model goes."""
+        return not self.asks_for and Keep.of(self.keep_alive) == Keep(0.0)
 
 
 class ChatRequest(Body, kw_only=True):
@@ -70,6 +87,10 @@ class ChatRequest(Body, kw_only=True):
 
     messages: limits.Messages | None = None
     tools: limits.Tools | None = None
+
+    @property
+    def asks_for(self) -> object:
+        return self.messages
 
 
 class GenerateRequest(Body, kw_only=True):
@@ -83,10 +104,9 @@ class GenerateRequest(Body, kw_only=True):
     context: limits.TokenIds | None = None
     images: limits.Refused | None = None
 
-
-def known_name(name: str) -> str:
-    """A model's name without ollama's tag."""
-    return name.removesuffix(LATEST)
+    @property
+    def asks_for(self) -> object:
+        return self.prompt or self.suffix
 
 
 def can_think(template: ChatTemplate) -> bool:
@@ -101,7 +121,6 @@ async def check(front: Front, body: Body) -> Options:
     Raises:
         RequestError: it can't be.
     """
-    front.check_model(known_name(body.model))
     options, n_ctx = body.options or Options(), front.facts.engine.n_ctx
     if options.num_ctx is not None and options.num_ctx > n_ctx:
         warn(
@@ -197,7 +216,9 @@ class OllamaAnswer:
     def __init__(self, answers: Answers, body: ChatRequest | GenerateRequest, began: float) -> None:
         self.answers, self._body = answers, body
         self._is_chat = isinstance(body, ChatRequest)
-        self._began = began
+        record = current.get()
+        self._waited = 0.0 if record is None else record.waited
+        self._began = began - self._waited
         self._calls = list[tuple[str, list[str]]]()
 
     async def whole(self) -> dict[str, Any]:
@@ -302,7 +323,7 @@ class OllamaAnswer:
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
             "total_duration": int(NANO * (time.perf_counter() - self._began)),
-            "load_duration": 0,
+            "load_duration": int(NANO * self._waited),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": int(NANO * timings.prompt_seconds),
             "eval_count": usage.completion_tokens,
@@ -338,14 +359,16 @@ async def _raw(front: Front, body: GenerateRequest, options: Options) -> Answers
 async def _answered(
     front: Front, request: Request, body: ChatRequest | GenerateRequest
 ) -> Response:
-    began, options = time.perf_counter(), await check(front, body)
-    asks = body.messages if isinstance(body, ChatRequest) else body.prompt or body.suffix
-    if not asks:
+    began = time.perf_counter()
+    if not body.only_unloads:
+        options = await check(front, body)
+    if not body.asks_for:
         empty: dict[str, Any] = {"response": ""}
         if isinstance(body, ChatRequest):
             empty = {"message": {"role": "assistant", "content": ""}}
         head = {"model": body.model, "created_at": now()}
-        return json_response({**head, **empty, "done": True, "done_reason": "load"})
+        reason = "unload" if body.only_unloads else "load"
+        return json_response({**head, **empty, "done": True, "done_reason": reason})
     if isinstance(body, GenerateRequest) and (
         body.raw or body.suffix or (await front.model()).template is None
     ):
@@ -377,58 +400,71 @@ class ShowRequest(msgspec.Struct, kw_only=True):
     name: limits.Name | None = None
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(models: Models, request: Request) -> Response:
     """GET /api/version."""
     return json_response({"version": API_VERSION, "localkv": __version__})
 
 
-async def tags(front: Front, request: Request) -> Response:
+async def tags(models: Models, request: Request) -> Response:
     """GET /api/tags: the models there are."""
-    return json_response({"models": [_listed(front, await front.model())]})
+    listed = await models.work.apart(lambda: [_listed(one) for one in models])
+    return json_response({"models": listed})
 
 
-async def running(front: Front, request: Request) -> Response:
-    """GET /api/ps: the models that are loaded."""
-    facts = front.supervisor.facts
-    if facts is None:
-        return json_response({"models": []})
-    listed = _listed(front, await front.model())
-    on_gpu = facts.engine.backend != "cpu"
+async def running(models: Models, request: Request) -> Response:
+    """GET /api/ps: the models that are loaded, and when they will go."""
+    loaded = [(one, facts) for one in models if (facts := one.supervisor.facts) is not None]
+    listed = await models.work.apart(lambda: [_loaded(*one) for one in loaded])
+    return json_response({"models": listed})
+
+
+def _loaded(model: ServedModel, facts: Facts) -> dict[str, Any]:
+    """A model that is loaded as an element of a list."""
     n_bytes = facts.engine.weight_bytes + facts.cache_bytes
-    listed |= {
+    return {
+        **_listed(model),
         "size": n_bytes,
-        "size_vram": n_bytes if on_gpu else 0,
+        "size_vram": 0 if facts.engine.backend == "cpu" else n_bytes,
         "context_length": facts.engine.n_ctx,
-        "expires_at": FOREVER,
+        "expires_at": FOREVER if model.expires is None else _date(model.expires),
     }
-    return json_response({"models": [listed]})
 
 
 @takes(ShowRequest)
-async def show(front: Front, request: Request) -> Response:
-    """POST /api/show: what is known of the model."""
-    body = await received(front, request, ShowRequest)
-    front.check_model(known_name(body.model or body.name or ""))
-    model, facts = await front.model(), front.facts
-    params, template = front.settings.params, model.template
+async def show(models: Models, request: Request) -> Response:
+    """POST /api/show: what is known of a model, loaded or not."""
+    body = await received(models, request, ShowRequest)
+    served = models.named(body.model or body.name)
+    front, params = served.front, served.settings.params
+    model = await front.model()
+    n_ctx = await models.work.apart(_context, served, model)
     parameters = {
-        "num_ctx": facts.engine.n_ctx,
+        "num_ctx": n_ctx,
         "temperature": params.temperature,
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
     }
-    return json_response(
-        {
-            "modelfile": f"FROM {front.settings.model_name}\n",
-            "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-            "template": "" if template is None else template.source,
-            "modified_at": _modified(front),
-            "details": _details(front, model),
-            "model_info": _model_info(front, model),
-            "capabilities": _capabilities(model),
-        }
-    )
+    described = {
+        "modelfile": f"FROM {served.name}\n",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "template": "" if model.template is None else model.template.source,
+        "modified_at": _date(front.started),
+        "details": _details(served, model.gguf.metadata),
+        "model_info": _model_info(model, n_ctx),
+        "capabilities": _capabilities(model),
+    }
+    if served.living is None:
+        front.unload()
+    return json_response(described)
+
+
+def _context(served: ServedModel, model: PromptModel) -> int:
+    """Tokens of a model's context, or those that it will have once it is loaded."""
+    facts, arguments = served.supervisor.known, served.settings.engine.arguments
+    if facts is not None:
+        return facts.engine.n_ctx
+    return chosen_context(arguments.get("n_ctx"), checked_spec(model.gguf))
 
 
 def _capabilities(model: PromptModel) -> list[str]:
@@ -444,7 +480,7 @@ def _capabilities(model: PromptModel) -> list[str]:
     return found
 
 
-def _model_info(front: Front, model: PromptModel) -> dict[str, Any]:
+def _model_info(model: PromptModel, n_ctx: int) -> dict[str, Any]:
     """The file's metadata. The length of the context is the server's, since clients look for it
     here."""
     metadata = model.gguf.metadata
@@ -455,36 +491,37 @@ def _model_info(front: Front, model: PromptModel) -> dict[str, Any]:
             value = None
         if not key.startswith("tokenizer."):
             info[key] = value
-    facts = front.facts
-    info[f"{facts.engine.architecture}.context_length"] = facts.engine.n_ctx
-    info["general.parameter_count"] = facts.n_params
+    info[f"{metadata.string('general.architecture', default='')}.context_length"] = n_ctx
+    shapes = (tensor.shape for tensor in model.gguf.tensors.values())
+    info["general.parameter_count"] = sum(map(math.prod, shapes))
     return info
 
 
-def _listed(front: Front, model: PromptModel) -> dict[str, Any]:
-    """The model as an element of a list."""
-    name = front.settings.model_name
-    name = name if ":" in name else name + LATEST
-    path = model.gguf.path
-    stat = path.stat()
-    identity = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}"
+def _listed(model: ServedModel) -> dict[str, Any]:
+    """A model as an element of a list; little is known of one whose file has gone."""
+    name = model.name if ":" in model.name else model.name + LATEST
+    path = Path(model.settings.engine.model)
+    size, modified, details = 0, 0, dict[str, Any]()
+    with suppress(LocalKVError, OSError):
+        size, modified = path.stat().st_size, path.stat().st_mtime_ns
+        details = _details(model, read_metadata(path))
+    identity = f"{path.absolute()}\0{size}\0{modified}"
     return {
         "name": name,
         "model": name,
-        "modified_at": _modified(front),
-        "size": model.gguf.file_bytes,
+        "modified_at": _date(model.front.started),
+        "size": size,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
-        "details": _details(front, model),
+        "details": details,
     }
 
 
-def _modified(front: Front) -> str:
-    stamp = datetime.fromtimestamp(front.started, UTC)
-    return stamp.isoformat().replace("+00:00", "Z")
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _details(front: Front, model: PromptModel) -> dict[str, Any]:
-    metadata, facts = model.gguf.metadata, front.supervisor.facts
+def _details(model: ServedModel, metadata: Metadata) -> dict[str, Any]:
+    facts = model.supervisor.known
     family = metadata.string("general.architecture", default="")
     return {
         "parent_model": "",

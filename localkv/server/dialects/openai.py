@@ -41,6 +41,7 @@ from localkv.server.json_answer import (
     json_response,
 )
 from localkv.server.json_body import received, takes
+from localkv.server.models import Models, ServedModel
 from localkv.server.prompts import GivenPrompts, infill_prompt, text_prompts
 from localkv.server.request_fields import RequestFields, text_fields
 from localkv.tool_calls.source import CallArguments, CallBegun, Content
@@ -427,7 +428,6 @@ def _check(body: CompletionBody) -> None:
 async def completions(front: Front, request: Request) -> Response:
     """POST /v1/completions."""
     body = await received(front, request, CompletionBody)
-    front.check_model(body.model)
     _check(body)
     most = front.n_predict(body.max_tokens, body.max_completion_tokens, body.n_predict)
     n = body.n or 1
@@ -447,38 +447,37 @@ async def completions(front: Front, request: Request) -> Response:
     return await json_answer(request, answer.whole(), texts)
 
 
-async def health(front: Front, request: Request) -> Response:
+async def health(models: Models, request: Request) -> Response:
     """GET /health: 200 once the model is loaded; 503 before, and while the engine stands still."""
-    front.check_progress()
+    models.check_health()
     return json_response({"status": "ok"})
 
 
-async def models(front: Front, request: Request) -> Response:
-    """GET /v1/models: the model that is loaded, or is being loaded."""
-    return json_response({"object": "list", "data": [described(front)]})
+async def models(models: Models, request: Request) -> Response:
+    """GET /v1/models: the models, loaded or not."""
+    return json_response({"object": "list", "data": [described(one) for one in models]})
 
 
-async def model(front: Front, request: Request) -> Response:
-    """GET /v1/models/NAME: the model, by one of its names.
+async def model(models: Models, request: Request) -> Response:
+    """GET /v1/models/NAME: a model, by one of its names.
 
     Raises:
-        RequestError: 404, it has no such name.
+        RequestError: 404, there is none of this name.
     """
-    front.check_listed(request.path_params["name"])
-    return json_response(described(front))
+    return json_response(described(models.listed(request.path_params["name"])))
 
 
-def described(front: Front) -> dict[str, Any]:
-    """The model as an element of the list."""
-    facts = front.supervisor.facts
+def described(model: ServedModel) -> dict[str, Any]:
+    """A model as an element of the list."""
+    facts, settings = model.supervisor.facts, model.settings
     described: dict[str, Any] = {
-        "id": front.settings.model_name,
-        "aliases": [front.settings.model_name, *front.settings.aliases],
-        "tags": list(front.settings.tags),
+        "id": settings.model_name,
+        "aliases": list(settings.names),
+        "tags": list(settings.tags),
         "object": "model",
-        "created": front.started,
+        "created": model.front.started,
         "owned_by": "localkv",
-        "status": {"value": "loading" if facts is None else "loaded"},
+        "status": model.status,
     }
     if facts is not None:
         engine = facts.engine

@@ -22,9 +22,6 @@ from localkv.server.json_answer import to_json
 from localkv.server.json_body import received, takes
 from localkv.server.prompts import PromptModel, checked_token, text_of
 
-LATEST = ":latest"
-"""The tag that ollama adds to names that have none."""
-
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True):
     """OpenAI's fields; `input` is a text, its tokens, an object with a text, or a list of such."""
@@ -40,6 +37,7 @@ class NativeEmbeddingsBody(msgspec.Struct, kw_only=True):
 
     content: limits.Inputs | None = None
     input: limits.Inputs | None = None
+    model: limits.Name | None = None
     embd_normalize: limits.Int32 | None = None
 
 
@@ -50,6 +48,7 @@ class OllamaEmbedBody(msgspec.Struct, kw_only=True):
     input: limits.Inputs = ""
     truncate: bool | None = None
     dimensions: limits.SomeTokens | None = None
+    keep_alive: limits.KeepAlive | None = None
 
 
 class OllamaEmbeddingBody(msgspec.Struct, kw_only=True):
@@ -57,6 +56,7 @@ class OllamaEmbeddingBody(msgspec.Struct, kw_only=True):
 
     model: limits.Name
     prompt: str = ""
+    keep_alive: limits.KeepAlive | None = None
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
@@ -75,7 +75,6 @@ class RerankBody(msgspec.Struct, kw_only=True):
 async def embeddings(front: Front, request: Request) -> Response:
     """POST /v1/embeddings: texts as vectors of norm 1."""
     body = await received(front, request, EmbeddingsBody)
-    front.check_model(body.model)
     texts = await _texts(front, body.input)
     found = await _one_of_each(front, texts, dimensions=_dimensions(front, body.dimensions))
 
@@ -122,7 +121,6 @@ async def ollama_embed(front: Front, request: Request) -> Response:
     """POST /api/embed: texts as vectors of norm 1."""
     started = time.perf_counter()
     body = await received(front, request, OllamaEmbedBody)
-    front.check_model(body.model.removesuffix(LATEST))
     truncates = body.truncate is not False
     texts = [] if body.input == [] else await _texts(front, body.input, truncates=truncates)
     found = await _one_of_each(front, texts, dimensions=_dimensions(front, body.dimensions))
@@ -144,7 +142,6 @@ async def ollama_embed(front: Front, request: Request) -> Response:
 async def ollama_embedding(front: Front, request: Request) -> Response:
     """POST /api/embeddings: a text as a vector, as the model gives it."""
     body = await received(front, request, OllamaEmbeddingBody)
-    front.check_model(body.model.removesuffix(LATEST))
     texts = await _texts(front, body.prompt, truncates=True)
     found = await _one_of_each(front, texts, norm=-1)
     content = to_json({"embedding": next(_rows(found)).tolist()})
@@ -155,7 +152,6 @@ async def ollama_embedding(front: Front, request: Request) -> Response:
 async def rerank(front: Front, request: Request) -> Response:
     """POST /v1/rerank: how well documents answer a query, the best first."""
     body = await received(front, request, RerankBody)
-    front.check_model(body.model)
     given = body.texts if body.documents is None else body.documents
     if not given:
         raise RequestError(400, "there are no documents", 'send a list of texts, "documents"')
