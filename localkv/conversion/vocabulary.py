@@ -33,6 +33,7 @@ from localkv.loader.metadata import Metadata
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 from localkv.loader.tokenizer import tokenizer_from_metadata
 from localkv.loader.vocabulary import BYTE_TEXTS, SPACE, TokenType
+from localkv.system.files import read_input
 
 PROBE = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n"
@@ -54,7 +55,8 @@ those that the vocabularies were trained with."""
 
 LIKE_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.S)
 """Texts of tokens that are special, though tokenizers say otherwise."""
-SPECIALS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+MOST_TEMPLATE = 1 << 22
+"""Most bytes of a chat template."""
 
 
 @dataclass
@@ -418,6 +420,9 @@ def _add_specials(
 ) -> None:
     """Ids of special tokens, the merges, and the chat template."""
     special = gguf.SpecialVocab(files.folder, load_merges=has_merges, n_vocab=n_vocab)
+    template = files.folder / "chat_template.jinja"
+    if special.chat_template is None and template.is_file():  # without tokenizer_config.json
+        special.chat_template = read_input(template, MOST_TEMPLATE, printable(template)).decode()
     ids = {} if files.fast is None else files.fast.get_vocab(with_added_tokens=True)
     for name, text in checkpoint.special.items():
         if text in ids:

@@ -16,7 +16,7 @@ from localkv.conversion.convert import plan_conversion
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
-from support.checkpoints import PUBLISHED, cases, write_checkpoint
+from support.checkpoints import PUBLISHED, TEMPLATE, cases, write_checkpoint
 from support.conversions import IDS, N_LOGITS, digest
 from support.forward import logits, nmse
 
@@ -100,6 +100,13 @@ def test_pre_tokenizers_are_recognised(name: str, tmp_path: Path) -> None:
     plan = plan_conversion(write_checkpoint(tmp_path / "tiny", case))
     value = plan.writer.kv_data[0]["tokenizer.ggml.pre"].value
     assert value == {"glm4": "llama-bpe"}.get(name, name)
+
+
+def test_a_template_needs_no_settings_beside_it(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", CASES["qwen3"])
+    (folder / "tokenizer_config.json").unlink()
+    keys = plan_conversion(folder).writer.kv_data[0]
+    assert keys["tokenizer.chat_template"].value == TEMPLATE
 
 
 def changed(folder: Path, **values: Any) -> None:

@@ -261,14 +261,17 @@ def with_given(case: Mapping[str, Any], name: str, made: NDArray[Any]) -> NDArra
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, NDArray[Any]]]) -> None:
     """Tensors by name, as safetensors' types and arrays."""
-    header, data = {}, b""
+    header, end = {}, 0
     for name, (dtype, array) in tensors.items():
-        offsets = [len(data), len(data) + array.nbytes]
+        offsets = [end, end + array.nbytes]
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
-        data += array.tobytes()
+        end += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in tensors.values():
+            file.write(array.tobytes())
 
 
 def write_checkpoint(folder: Path, case: Mapping[str, Any]) -> Path:
