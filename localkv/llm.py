@@ -97,7 +97,10 @@ NO_GPU = (
     "there is no GPU to place parts of the model on: what says where they are "
     "(n_gpu_layers, -ngl) changes nothing"
 )
-_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
+_HELD = (
+    *("engine", "batch", "backend", "places", "gguf"),
+    *("tokenizer", "grammar_tokens", "chat_template"),
+)
 """Attributes of a model that end with `close`."""
 
 

@@ -395,6 +395,7 @@ def test_json(program, llm, model) -> None:
             "scratch": 3 << 20,
             "weights_by_row": 0,
             "weights_decoded": 0,
+            "adapters": 0,
             "states": 0,
             "checkpoints": 0,
             "total": (1 << 20) + (1 << 10) + (1 << 20) + (3 << 20),
