@@ -1444,16 +1444,19 @@ class LLM(TextModel, EmbeddingModel, StateModel):
 
             draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
             memory = replace(memory, draft=draft.memory(memory))
-        budgets = {} if fit == "off" else free_on(gpus, backend)
+        budgets = free_on(gpus, backend) if gpus and fit == "on" else {}
         if gpus:
-            memory, lines = in_places(memory, self.cache, offload, gpus, budgets)
+            # a cache that takes what is left has at least one context
+            is_rest = n_cache_tokens == "fit" or n_cache_bytes is not None
+            asked = replace(self.cache, n_tokens=context) if is_rest else self.cache
+            memory, lines = in_places(memory, asked, offload, gpus, budgets)
             self.warnings += lines
         places = places_of(memory.placement, gpus, backend, self.config)
         backend = places.whole
-        if not places.is_one and (kv_budget == "auto" or n_cache_tokens == "fit"):
+        if not places.is_one and kv_budget == "auto":
             raise UsageError(
-                "a cache that takes what is free needs a model in one place",
-                hint="say how large it is: --kv-budget SIZE, --cache-tokens N or --cache-size SIZE",
+                "a budget of what is free needs a model in one place",
+                hint="say how large it is: --kv-budget SIZE",
             )
         head_cache = None
         if self.speculation.drafter == "mtp":
@@ -1470,7 +1473,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             self.warnings += lines
         elif n_cache_tokens == "fit":
             budget = free_memory(backend) if fit == "on" else None
-            self.cache, lines = cache_that_fits(memory, self.cache, budget)
+            self.cache, lines = cache_that_fits(memory, self.cache, budget, budgets)
             self.warnings += lines
         if fit == "on" and places.is_one:
             self._check_fit(memory, backend)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
+from localkv import LLM
 from localkv.arch.placement import Placement
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts
 from localkv.config import CacheConfig
@@ -19,6 +20,7 @@ from localkv.engine.generation import GenerationOptions
 from localkv.engine.prefix import Text
 from localkv.engine.saved_state import load_state, save_state
 from localkv.engine.speculation.config import Speculation
+from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.places import Places
@@ -217,3 +219,15 @@ def test_what_needs_one_place_is_left_out(tmp_path: Path) -> None:
     assert not model.can_start_later
     assert not model.backend.records
     assert model.next_logits([1], [1], None, 64) is None  # type: ignore[arg-type]
+
+
+def test_a_cache_that_takes_what_is_free(tiny_model: Path) -> None:
+    """As a server asks for it; `--kv-budget auto` is refused."""
+    options = {"device": "reference", "n_gpu_layers": 2, "n_ctx": 256, "progress": False}
+    llm = LLM(tiny_model, n_cache_tokens="fit", n_parallel=8, **options)
+    assert llm.cache.n_tokens == 4 * 256
+    assert [device for device, _ in llm.memory.places] == ["reference", "cpu"]
+    places = sum(plan.cache_k + plan.cache_v for _, plan in llm.memory.places)
+    assert places == llm.engine.cache.n_bytes("k") + llm.engine.cache.n_bytes("v")
+    with pytest.raises(UsageError, match="needs a model in one place"):
+        LLM(tiny_model, kv_budget="auto", **options)

@@ -313,20 +313,26 @@ def cache_in_bytes(
 
 
 def cache_that_fits(
-    memory: ModelMemory, cache: CacheConfig, budget: Budget | None
+    memory: ModelMemory,
+    cache: CacheConfig,
+    budget: Budget | None,
+    budgets: Mapping[str, Budget] | None = None,
 ) -> tuple[CacheConfig, list[str]]:
     """The cache with as many tokens of several texts as there is room for (`tokens_that_fit`);
     lines for the user.
 
     Args:
         budget: free memory, if it is known.
+        budgets: free memory by device, of a model in several places.
 
     Raises:
         DoesNotFitError: there is no room for one context.
     """
-    if budget is not None:
+    if memory.parts and budgets is not None:
+        check_parts_fit(memory, replace(cache, n_sequences=1), budgets)
+    elif budget is not None:
         check_fit(memory, replace(cache, n_sequences=1), budget)
-    n_tokens, n_ctx, lines = tokens_that_fit(memory, cache, budget), cache.n_ctx, []
+    n_tokens, n_ctx, lines = tokens_that_fit(memory, cache, budget, budgets), cache.n_ctx, []
     if n_tokens < min(USUAL_CONTEXTS, cache.n_sequences) * n_ctx:
         lines.append(
             f"free memory has room for {n_tokens:,} tokens of all texts together, "
@@ -355,18 +361,28 @@ def tokens_in_bytes(memory: ModelMemory, cache: CacheConfig, n_bytes: int) -> in
     return _most(lambda n: _bytes(memory, cache, n) <= n_bytes, pages_for(whole))
 
 
-def tokens_that_fit(memory: ModelMemory, cache: CacheConfig, budget: Budget | None) -> int:
+def tokens_that_fit(
+    memory: ModelMemory,
+    cache: CacheConfig,
+    budget: Budget | None,
+    budgets: Mapping[str, Budget] | None = None,
+) -> int:
     """Tokens of some contexts (`USUAL_CONTEXTS`), or as many as memory has room for, if that is
     less; always one context's.
 
     Args:
         budget: free memory, if it is known.
+        budgets: free memory by device, of a model in several places.
     """
     wanted = min(USUAL_CONTEXTS, cache.n_sequences) * cache.n_ctx
     if budget is None:
         return wanted
 
     def fits(n_tokens: int) -> bool:
+        if memory.parts:
+            return not _too_large(
+                memory, replace(cache, n_tokens=n_tokens), budgets or {}, memory.parts
+            )
         return memory.plan(replace(cache, n_tokens=n_tokens)).resident <= budget.n_bytes
 
     if fits(wanted):
