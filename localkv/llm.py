@@ -1370,7 +1370,7 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             from localkv.loader.adapter_file import adapter_memory, opened_adapters
 
             adapters = opened_adapters(lora, self.gguf, self.config, backend.name)
-            adapter_sizes = adapter_memory([file for file, _ in adapters])
+            adapter_sizes = adapter_memory([file for file, _ in adapters], self.config)
             self.warnings += [line for file, _ in adapters for line in file.warnings]
         context = chosen_context(n_ctx, self.config)
         self.warnings += beyond_training(context, self.config)

@@ -241,13 +241,15 @@ def opened_adapters(
     return found
 
 
-def adapter_memory(files: Sequence[AdapterFile]) -> tuple[int, int]:
-    """The bytes of adapters in memory; and the ranks of all pairs of a layer together, at most."""
+def adapter_memory(files: Sequence[AdapterFile], config: ModelSpec) -> tuple[int, int]:
+    """The bytes of adapters in memory; and the ranks of all pairs of a layer together, at most. A
+    rank of routed experts counts for each expert of a token."""
     ranks = Counter[str]()
+    n_used = max((layer.moe.n_experts_used for layer in config.kinds if layer.moe), default=1)
     for file in files:
         for name, (_, b) in file.pairs.items():
             layer = name.split(".")[1] if name.startswith("blk.") else ""
-            ranks[layer] += b.shape[-1]
+            ranks[layer] += b.shape[-1] * (n_used if len(b.shape) > 2 else 1)
     return sum(map(adapter_bytes, files)), max(ranks.values(), default=0)
 
 

@@ -143,6 +143,27 @@ def test_states_know_adapters(
             assert stream.stats.n_reused == len(ids) - 1
 
 
+def test_texts_on_a_disk_know_adapters(
+    tmp_path: Path, tiny_model: Path, adapters: dict[str, float]
+) -> None:
+    options = {"n_ctx": 256, "n_parallel": 4, "cache_disk": tmp_path, "progress": False}
+    text = PROMPT + " The fox said hello to the owl, and the owl said hello to the fox."
+
+    def reused(llm: LLM, lora: dict[int, float] | None) -> int:
+        stream = llm.stream(text, lora=lora, **GREEDY)
+        "".join(stream)
+        return stream.stats.n_reused
+
+    with LLM(tiny_model, lora=adapters, **options) as llm:
+        assert [reused(llm, lora) for lora in (None, {0: 0.5})] == [0, 0]
+        n_prompt = len(llm.tokenizer.encode(text))
+    with LLM(tiny_model, **options) as llm:
+        assert reused(llm, None) == 0
+    with LLM(tiny_model, lora=adapters, **options) as llm:
+        assert reused(llm, {0: 0.75}) == 0
+        assert reused(llm, {0: 0.5}) == reused(llm, None) == n_prompt - 1
+
+
 def test_embeddings_are_adapted(tiny_model: Path, alone: LLM) -> None:
     with LLM(tiny_model, n_ctx=256, progress=False) as plain:
         assert not np.array_equal(plain.embed(PROMPT), alone.embed(PROMPT))

@@ -3,6 +3,8 @@ and files that are refused."""
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 
 import gguf
@@ -12,12 +14,13 @@ import pytest
 from localkv.errors import LocalKVError, UsageError
 from localkv.llm import LLM
 from localkv.loader.adapter_file import open_adapter
-from support.adapters import write_adapter, write_merged
+from support.adapters import ADAPTED, write_adapted, write_adapter, write_merged
 from support.expert_models import EXPERT_MODELS
 from support.f32_copy import f32_copy
 from support.forward import nmse
 from support.hybrid_models import hybrid
-from support.own_models import IDS, write_own
+from support.own_models import IDS, SHOWN, write_own
+from support.paths import DATA
 
 MODELS = ("granite_swa", "chatglm", "falcon", "deci", "plamo3")
 """Split and whole q, k and v, gate and up in one tensor, layers of several shapes, biases."""
@@ -66,6 +69,17 @@ def test_experts_are_changed(name: str, tmp_path: Path) -> None:
     assert nmse(logits(model), want) > 0.1
     whole, alone = (logits(model, lora=[str(adapter)], n_batch=n) for n in (64, 1))
     assert np.array_equal(whole, alone)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_logits_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    stored = json.loads((DATA / "llama_cpp_lora.json").read_text())[name]
+    want = np.frombuffer(base64.b64decode(stored), np.float32).reshape(len(SHOWN), -1)
+    model, adapters = write_adapted(name, tmp_path)
+    got = logits(model, lora={str(path): scale for path, scale in adapters})[list(SHOWN)]
+    plain = logits(model)[list(SHOWN)]
+    assert nmse(got, want) < 1e-5
+    assert nmse(plain, want) > 0.05
 
 
 def test_quantised_adapters_and_those_without_alpha(tmp_path: Path) -> None:

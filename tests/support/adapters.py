@@ -91,3 +91,22 @@ def write_merged(
             more = scale * alpha / b.shape[-1] * (a @ b.T if tensor.name == EMBEDDING else b @ a)
             tensor.data[...] += np.float32(more).reshape(tensor.data.shape)
     return path
+
+
+ADAPTED = ("granite_swa", "exaone", "falcon", "grok")
+"""Models whose logits with adapters llama.cpp has given: split and whole q, k and v, experts."""
+
+
+def write_adapted(name: str, folder: Path) -> tuple[Path, list[tuple[Path, float]]]:
+    """Write a model of `ADAPTED`, and two adapters of it with their scales."""
+    from support.expert_models import EXPERT_MODELS
+    from support.own_models import OWN, write_own
+
+    model = folder / "model.gguf"
+    if name in OWN:
+        write_own(name, model)
+    else:
+        EXPERT_MODELS[name].write(model)
+    first = write_adapter(folder / "a.gguf", model)
+    second = write_adapter(folder / "b.gguf", model, rank=7, alpha=3.5, seed=2)
+    return model, [(first, 1.0), (second, -0.5)]

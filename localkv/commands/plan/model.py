@@ -133,7 +133,7 @@ def with_adapters(
     if model.header is None:
         raise UsageError("--lora changes a model in a file", hint="leave out --synthetic")
     files = opened_adapters(lora, model.header, model.config, memory.backend)
-    return replace(memory, adapters=adapter_memory([file for file, _ in files]))
+    return replace(memory, adapters=adapter_memory([file for file, _ in files], model.config))
 
 
 def synthetic_model(name: str) -> PlannedModel:

@@ -23,7 +23,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from support.attack.activation_cases import activation_case
 from support.attack.attention_cases import attention_case, store_case
 from support.attack.expert_cases import expert_case
-from support.attack.product_cases import linear_case, product_case
+from support.attack.product_cases import adapter_case, linear_case, product_case
 from support.attack.random_calls import Memory, close
 from support.attack.recurrent_cases import recurrent_case
 from support.attack.token_cases import latent_case, token_case
@@ -62,6 +62,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "store": store_case,
     "products": product_case,
     "linear": linear_case,
+    "adapters": adapter_case,
     "activations": activation_case,
     "recurrent": recurrent_case,
     "experts": expert_case,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from localkv.kernels.cpu.linear.late_panels import LateTensor
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.low_rank import Adapters, LowRank, TokenScales
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -99,3 +101,25 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
     assert not got.isnan().any()
     error = product_error(got.double() - bias, rounded, decoded(packed, torch.float64))
     assert error < 1e-5 * (1 + float(bias.abs().max()) * 10)
+
+
+def adapter_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
+    """What adapters add to a product: any ranks, rows that are no whole vectors, some without."""
+    n_in, n_out = rng.choice((1, 16, 33, 640)), rng.choice((1, 16, 37, 100))
+    n_tokens, ranks = rng.choice((1, 2, 7, 9, 70)), [rng.choice((1, 3, 16)) for _ in range(2)]
+    say(f"{n_out} x {n_in}, {n_tokens} tokens, ranks {ranks}, threads {threads(rng)}")
+    scales = TokenScales(2)
+    drawn = [rng.choice((0.0, 1.0, -0.5)) for _ in range(2 * n_tokens)]
+    scales.rows = memory.array(np.array(drawn, np.float32).reshape(n_tokens, 2), "scales")
+    parts, products = [], TensorProducts()
+    for i, rank in enumerate(ranks):
+        made = LowRank.of(i, torch.randn(rank, n_in).numpy(), torch.randn(n_out, rank).numpy(), 1.0)
+        guarded = {name: memory.array(getattr(made, name), name) for name in ("a", "b", "factor")}
+        parts.append(LowRank(i, **guarded))
+    packed = guarded_matrix(memory, random_packed("f32", n_out, n_in, seed=rng.randrange(1 << 30)))
+    x, adapters = memory.tensor(torch.randn(n_tokens, n_in), "x"), Adapters(tuple(parts), scales)
+    plain = products.linear(x, Linear(products.prepare(packed)))
+    got = products.linear(x, Linear(products.prepare(packed), adapters=adapters))
+    want = torch.from_numpy(adapters.add(x.numpy(), plain.numpy()))
+    assert not got.isnan().any()
+    assert float((got - want).abs().max()) < 1e-5 * (10 + float(want.abs().max()))
