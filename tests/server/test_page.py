@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from support.paths import MODELS
 from support.server import RunningServer
 
 CHROMIUM = (
@@ -357,3 +358,26 @@ def test_an_answer_that_drawing_fails_on_is_shown_as_it_was_written(page: Page):
         text,
     )
     assert shown == text
+
+
+@pytest.mark.slow
+def test_the_menu_chooses_among_several_models(browser: Browser, tmp_path: Path):
+    for name in ("one", "two"):
+        shutil.copy(MODELS / "tales-4M-Q8_0.gguf", tmp_path / f"{name}.gguf")
+    server = RunningServer("--models-dir", str(tmp_path), model=None)
+    page = browser.new_page()
+    try:
+        page.goto(server.url)
+        menu = page.get_by_label("Model", exact=True)
+        expect(menu).to_be_visible()
+        menu.select_option("two")
+        page.reload()
+        expect(menu).to_have_value("two")
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator(".message.assistant .text")).not_to_be_empty(timeout=30_000)
+        states = [one["status"]["value"] for one in server.get("/v1/models")[1]["data"]]
+        assert states == ["unloaded", "loaded"]
+    finally:
+        page.close()
+        assert server.stop() == 0

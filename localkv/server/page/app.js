@@ -205,7 +205,7 @@ function asked(conversation, reply) {
   const { system, ...sampling } = settings();
   const before = conversation.messages.slice(0, conversation.messages.indexOf(reply));
   const messages = before.map((message) => ({ role: message.role, content: shown(message).content }));
-  return { messages: system ? [{ role: "system", content: system }, ...messages] : messages, ...sampling };
+  return { ...chosen(), messages: system ? [{ role: "system", content: system }, ...messages] : messages, ...sampling };
 }
 
 async function answer(conversation, reply) {
@@ -292,7 +292,7 @@ const sized = (bytes) => {
 
 async function meter() {
   try {
-    const pool = await get("localkv/cache");
+    const pool = await get(`localkv/cache?${new URLSearchParams(chosen())}`);
     const part = (pages) => pages / pool.pages.all;
     $("meter-bar").children[0].style.width = `${100 * part(pool.pages.running)}%`;
     $("meter-bar").children[1].style.width = `${100 * part(pool.pages.kept)}%`;
@@ -312,12 +312,26 @@ async function meter() {
   }
 }
 
+// The model that is asked, where the server has several.
+const chosen = () => ($("models").options.length > 1 ? { model: $("models").value } : {});
+
+function offer(names) {
+  const menu = $("models"), last = localStorage.getItem("model");
+  if (menu.options.length === names.length) return;
+  menu.replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(last)) menu.value = last;
+  menu.hidden = names.length < 2;
+  $("model").hidden = names.length > 1;
+}
+
 async function showModel() {
   try {
     const { data } = await get("v1/models");
-    $("model").textContent = data[0].id;
-    document.title = `${data[0].id} · localkv`;
-    if (data[0].status.value !== "loaded") setTimeout(showModel, 500);
+    offer(data.map((one) => one.id));
+    const shown = data.find((one) => one.id === chosen().model) ?? data[0];
+    $("model").textContent = shown.id;
+    document.title = `${shown.id} · localkv`;
+    if (shown.status.value === "loading") setTimeout(showModel, 500);
   } catch (error) {
     notice(error.message);
   }
@@ -336,6 +350,10 @@ function closeMenu() {
   $("menu").setAttribute("aria-expanded", "false");
 }
 
+$("models").addEventListener("change", () => {
+  localStorage.setItem("model", $("models").value);
+  showModel();
+});
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
