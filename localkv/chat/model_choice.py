@@ -287,7 +287,7 @@ def memory_of(
     )
     if (lora := arguments.get("lora")) is not None:
         files = [file for file, _ in opened_adapters(lora, header, config, backend)]
-        memory = replace(memory, adapters=adapter_memory(files))
+        memory = replace(memory, adapters=adapter_memory(files, config))
     if (path := arguments.get("draft_model")) is not None:
         types = (arguments.get(f"cache_type_{side}_draft", "f16") for side in "kv")
         memory = replace(memory, draft=DraftFile.of(path, header, *types).memory(memory))
