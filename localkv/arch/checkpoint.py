@@ -23,7 +23,8 @@ Value: TypeAlias = int | float | str | bool | list[int] | list[float] | list[boo
 Keys: TypeAlias = dict[str, Value]
 """Values by the part of a key after the architecture's name."""
 
-MOST_LAYERS = 1 << 12
+MOST_LAYERS, MOST_SIZE, MOST_TOKENS = 1 << 12, 1 << 22, (1 << 31) - 1
+"""Bounds of a configuration: lists of these lengths are made before a tensor confirms them."""
 
 
 class Weight(Protocol):
@@ -87,8 +88,9 @@ class Config:
         value = self._found(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if type(value) is not int:
-            raise self._mismatch(names[0], value, "an integer")
+        most = MOST_TOKENS if "position" in names[0] else MOST_SIZE
+        if type(value) is not int or not -1 <= value <= most:
+            raise self._mismatch(names[0], value, f"an integer up to {most}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
