@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,17 @@ from localkv.cache.profile import (
     require_scales,
 )
 from localkv.chat.engine import EngineOptions
-from localkv.chat.server_engine import is_url
+from localkv.chat.server_engine import ServerEngine, is_url
 from localkv.chat.store import SessionCache
 from localkv.config import USUAL_PAIRS, CacheConfig, Overrides
-from localkv.errors import ModelFileError, UsageError, printable
+from localkv.errors import LocalKVError, ModelFileError, UsageError, printable
 from localkv.loader.adapter_file import adapter_memory, opened_adapters
 from localkv.loader.chat_template import chat_template_from_metadata
 from localkv.loader.chosen_cache import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
-from localkv.loader.local_models import LocalModel, local_models
+from localkv.loader.local_models import local_models
 from localkv.loader.model_header import ModelHeader, with_overrides
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
@@ -44,22 +44,59 @@ from localkv.quant_formats import KV_FORMATS
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
 
-__all__ = ["LocalModel", "Models", "memory_of"]
+__all__ = ["Models", "OfferedModel", "memory_of"]
+
+
+@dataclass(frozen=True)
+class OfferedModel:
+    """A model that a chat can go over to.
+
+    Attributes:
+        name: what the user sees, and may type.
+        model: its file, or a server's address with its name.
+        n_bytes: of its files; 0 on a server.
+        state: of a server's model; empty for a file.
+    """
+
+    name: str
+    model: str
+    n_bytes: int = 0
+    state: str = ""
 
 
 class Models:
     """The models that a chat can go over to.
 
+    Args:
+        api_key: for a server that wants one.
+
     Attributes:
         beside: the open file, whose folder is listed, too; or a server's address.
     """
 
-    beside = ""
+    def __init__(self, api_key: str | None = None) -> None:
+        self.beside = ""
+        self._api_key = api_key
 
-    def all(self) -> list[LocalModel]:
-        """The models on this machine, with the open model's folder first."""
+    def all(self) -> list[OfferedModel]:
+        """A server's models, if the chat has one; then the models on this machine, with the open
+        model's folder first."""
         is_file = self.beside and not is_url(self.beside)
-        return local_models(Path(self.beside) if is_file else None)
+        files = local_models(Path(self.beside) if is_file else None)
+        offered = [OfferedModel(one.name, str(one.path), one.n_bytes) for one in files]
+        return [*self._on_server(), *offered]
+
+    def _on_server(self) -> list[OfferedModel]:
+        """The models of the chat's server; none if it has no server, or one that fails."""
+        if not is_url(self.beside):
+            return []
+        server = ServerEngine(self.beside, self._api_key)
+        with suppress(LocalKVError):
+            return [
+                OfferedModel(one.name, server.address_of(one), state=one.state or "there")
+                for one in server.models()
+            ]
+        return []
 
     def with_context(
         self, options: EngineOptions, had: SessionCache, *, names_types: bool
@@ -90,32 +127,37 @@ class Models:
             changed |= {"cache_type_k": had.type_k, "cache_type_v": had.type_v}
         return replace(options, arguments={**arguments, **changed})
 
-    def find(self, name: str) -> Path:
-        """The file that a name means: a path, or a model as `localkv list` shows it.
+    def find(self, name: str) -> str:
+        """The file that a name means: a path, or a model as `localkv list` shows it. The name of
+        one of the server's models means the server's address with that name.
 
-        The name of its file is enough, with or without ".gguf". Nothing is fetched.
+        The name of a file is enough, with or without ".gguf". Nothing is fetched.
 
         Raises:
             ModelFileError: there is none, or there are several.
         """
         # not Path's: they raise for unknown users and for names that are too long
         path = os.path.expanduser(name)
-        if os.path.exists(path):
-            return Path(path)
-        found = {model.path.resolve(): model for model in self.all() if _means(name, model)}
+        if is_url(name) or os.path.exists(path):
+            return path
+        offered = [model for model in self.all() if _means(name, model)]
+        for model in offered:
+            if model.state:
+                return model.model
+        found = {Path(model.model).resolve(): model for model in offered}
         if len(found) > 1:
             names = ", ".join(printable(model.name) for model in found.values())
             raise ModelFileError(
                 f"{printable(name)} could mean several models", hint=f"one of {names}"
             )
         for model in found.values():
-            return model.path
+            return model.model
         reference = _reference(name)
         if reference is None:
             hint = "/model alone lists the models on this machine"
             raise ModelFileError(f"{printable(name)}: no such file", hint=hint)
         if cached := find_cached(reference):
-            return cached.path
+            return str(cached.path)
         raise ModelFileError(
             f"{printable(name)} is not on this machine", hint=f"localkv pull {name} fetches it"
         )
@@ -158,6 +200,8 @@ class Models:
             UsageError: the model can't have this cache, or has no chat template.
             DoesNotFitError: there is not enough memory.
         """
+        if is_url(options.model):
+            return  # the server finds out
         arguments = options.arguments
         header = with_overrides(open_gguf(options.model), Overrides.of(arguments))
         if options.chat_template is None and chat_template_from_metadata(header.metadata) is None:
@@ -186,8 +230,9 @@ def _pair_within(bits: float) -> tuple[str, str]:
     return next((pair for pair in USUAL_PAIRS if bits_of(pair) <= bits), USUAL_PAIRS[-1])
 
 
-def _means(name: str, model: LocalModel) -> bool:
-    return name in (model.name, model.path.name, model.path.stem)
+def _means(name: str, model: OfferedModel) -> bool:
+    file = Path(model.model)
+    return name in ((model.name,) if model.state else (model.name, file.name, file.stem))
 
 
 def _reference(name: str) -> HubReference | None:

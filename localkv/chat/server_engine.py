@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -26,7 +26,7 @@ from localkv.chat.engine import (
     PromptProgress,
     TextDelta,
 )
-from localkv.errors import ContextOverflowError, LocalKVError, UsageError
+from localkv.errors import ContextOverflowError, LocalKVError, UsageError, printable
 from localkv.loader.answer_tags import THINK_TAGS
 from localkv.sampling.params import SamplingParams
 
@@ -55,11 +55,29 @@ class _Written:
     timings: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class ServerModel:
+    """One of a server's models.
+
+    Attributes:
+        name: what requests call it.
+        aliases: other names of it.
+        state: whether it is loaded, in the server's word; empty if the server does not say.
+        listed: all that the server says of it.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    state: str
+    listed: Mapping[str, Any]
+
+
 class ServerEngine:
     """Answers with what a server writes.
 
     Args:
-        url: of the server, with or without /v1 at its end.
+        url: of the server, with or without /v1 at its end. A fragment names the model, as in
+            "http://localhost:8080#gemma"; without one it is the first that the server lists.
         api_key: if it wants one.
 
     Raises:
@@ -86,19 +104,42 @@ class ServerEngine:
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
         started = time.perf_counter()
         on_progress(LoadProgress("header"))
-        listed = self._json("GET", "/v1/models")
-        models = listed.get("data") if isinstance(listed, Mapping) else None
+        models, asked = self.models(), unquote(self._place.fragment)
         if not models:
             raise LocalKVError(f"{self.url} lists no model")
-        self._model = str(models[0].get("id", ""))
-        facts = self._own_facts() or self._known_facts(models[0])
+        model = models[0]
+        if asked:
+            named = (one for one in models if asked in (one.name, *one.aliases))
+            found = next(named, None)
+            if found is None:
+                names = ", ".join(printable(one.name) for one in models[:8])
+                raise LocalKVError(
+                    f"{self.url}: the server has no such model", hint=f"one of {names}"
+                )
+            model = found
+        self._model = model.name
+        if model.state not in ("", "loaded"):  # a request for it waits until it is
+            self._json("POST", "/tokenize", {"model": model.name, "content": ""})
+        facts = self._own_facts() or self._known_facts(model.listed)
         seconds = time.perf_counter() - started
         return replace(facts, server=self.url, load_seconds=seconds)
+
+    def models(self) -> list[ServerModel]:
+        """The server's models, in its order. Raises LocalKVError."""
+        listed = self._json("GET", "/v1/models")
+        data = listed.get("data") if isinstance(listed, Mapping) else None
+        models = [one for one in data or () if isinstance(one, Mapping)]
+        return [_server_model(one) for one in models]
+
+    def address_of(self, model: ServerModel) -> str:
+        """The server's address with a model's name, as this class takes it."""
+        return urlunsplit(self._place._replace(fragment=quote(model.name, safe="")))
 
     def _own_facts(self) -> EngineFacts | None:
         """What a server of this program says of its engine; None of another one."""
         try:
-            facts = msgspec.convert(self._json("GET", "/localkv/facts"), EngineFacts)
+            path = f"/localkv/facts?{urlencode({'model': self._model})}"
+            facts = msgspec.convert(self._json("GET", path), EngineFacts)
         except (LocalKVError, msgspec.ValidationError):
             return None
         self._tells_progress = True
@@ -109,7 +150,7 @@ class ServerEngine:
         meta = model.get("meta") or {}
         n_ctx = meta.get("n_ctx") or model.get("max_model_len") or 0
         with suppress(LocalKVError, AttributeError, TypeError):
-            props = self._json("GET", "/props")
+            props = self._json("GET", f"/props?{urlencode({'model': self._model})}")
             n_ctx = n_ctx or props["default_generation_settings"]["n_ctx"]
             self._tells_progress = True  # others may refuse a field that they don't know
         return EngineFacts(
@@ -137,7 +178,7 @@ class ServerEngine:
         body = self._body(request)
         if self._counts:
             try:
-                messages = {"messages": body["messages"], "max_tokens": 1}
+                messages = {"messages": body["messages"], "max_tokens": 1, "model": self._model}
                 counted = self._json("POST", "/v1/messages/count_tokens", messages)
                 return int(counted["input_tokens"])
             except EngineStoppedError:
@@ -302,6 +343,14 @@ class ServerEngine:
         finally:
             self._answering = None
             connection.close()
+
+
+def _server_model(listed: Mapping[str, Any]) -> ServerModel:
+    """A model as servers of this program, of llama.cpp and others list it."""
+    status, aliases = listed.get("status"), listed.get("aliases")
+    state = status.get("value") if isinstance(status, Mapping) else None
+    names = tuple(map(str, aliases)) if isinstance(aliases, list) else ()
+    return ServerModel(str(listed.get("id", "")), names, str(state or ""), listed)
 
 
 def _progress_of(chunk: Mapping[str, Any]) -> PromptProgress | None:

@@ -54,7 +54,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         "--server",
         metavar="URL",
         help="Talk with the model of a server that speaks OpenAI's API, such as localkv serve, "
-        "instead of one that is loaded here.",
+        "instead of one that is loaded here. #NAME at its end chooses one of several models.",
     ),
     _CHAT.option(
         "--api-key", llama_env="API_KEY", metavar="KEY", help="The key that the server wants."
@@ -192,14 +192,15 @@ def _run(
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
         states = KeptStates(Path(sessions or default_path())) if values["keep_state"] else None
-        grown = None
+        grown, models = None, Models(api_key)
         if not server:
-            grown = Models().with_context(options, session.cache, names_types=_names_types())
+            grown = models.with_context(options, session.cache, names_types=_names_types())
         app = ChatApp(
             ChatScreen(
                 session,
                 grown or options,
                 engine,
+                models,
                 states=states,
                 audits=audit is not None,
                 otherwise=options if grown else None,

@@ -408,7 +408,7 @@ class ChatScreen(Screen[None]):
         return self.models.completions(typed)
 
     def choose_model(self) -> None:
-        """Let the user choose one of the models on this machine."""
+        """Let the user choose a model: one of the server's, or one on this machine."""
         self.app.push_screen(ModelScreen(self.models.all, self.options.model), self._model_chosen)
 
     def _model_chosen(self, name: str | None) -> None:
@@ -442,9 +442,9 @@ class ChatScreen(Screen[None]):
     def _found(self, name: str) -> EngineOptions:
         """The model that a name means, checked. Raises LocalKVError."""
         model = self.models.find(name)
-        options = replace(self.options, model=str(model))
+        options = replace(self.options, model=model)
         if "kv_profile" in options.arguments:
-            options = self.models.carried_over(self.options, model)
+            options = self.models.carried_over(self.options, Path(model))
         self.check_options(options)
         return options
 

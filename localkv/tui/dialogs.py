@@ -24,7 +24,7 @@ from localkv.tui.figures import ago, size, title_line
 from localkv.tui.slash_commands import COMMANDS
 
 if TYPE_CHECKING:
-    from localkv.chat.model_choice import LocalModel
+    from localkv.chat.model_choice import OfferedModel
 
 
 class ChoiceScreen(ModalScreen[str | None]):
@@ -75,11 +75,11 @@ class ModelScreen(ModalScreen[str | None]):
         Binding("up", "move(-1)", "Up", show=False),
     ]
 
-    def __init__(self, find: Callable[[], Sequence[LocalModel]], current: str) -> None:
+    def __init__(self, find: Callable[[], Sequence[OfferedModel]], current: str) -> None:
         super().__init__()
         self._find = find
-        self._current = Path(current)
-        self._models: Sequence[LocalModel] = ()
+        self._current = current
+        self._models: Sequence[OfferedModel] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -111,12 +111,14 @@ class ModelScreen(ModalScreen[str | None]):
         else:
             options.add_option(Option(Content(nothing), disabled=True))
 
-    def _option(self, model: LocalModel) -> Option:
-        mark = " · loaded" if model.path.resolve() == self._current.resolve() else ""
-        shown = Content.assemble(
-            (visible(model.name), "bold"), "\n", (f"{size(model.n_bytes)}{mark}", "$muted")
-        )
-        return Option(shown, id=str(model.path))
+    def _option(self, model: OfferedModel) -> Option:
+        if model.state:
+            about = f"on the server · {visible(model.state)}"
+        else:
+            is_open = Path(model.model).resolve() == Path(self._current).resolve()
+            about = size(model.n_bytes) + (" · loaded" if is_open else "")
+        shown = Content.assemble((visible(model.name), "bold"), "\n", (about, "$muted"))
+        return Option(shown, id=model.model)
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:

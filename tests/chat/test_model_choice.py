@@ -30,7 +30,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     models = Models()
     for name in (str(shelf / "tales.gguf"), "models/tales.gguf", "tales.gguf", "tales"):
-        assert models.find(name).samefile(TALES), name
+        assert Path(models.find(name)).samefile(TALES), name
     assert models.completions("models/ta") == ["models/tales.gguf"]
     assert "models/" in models.completions("")
     assert ".hidden/" not in models.completions("")

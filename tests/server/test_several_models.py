@@ -18,6 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from localkv.chat.engine import ChatRequest
+from localkv.chat.model_choice import Models
+from localkv.chat.server_engine import ServerEngine
+from localkv.errors import LocalKVError
 from localkv.server.failures import RequestError
 from localkv.server.models import Keep
 from support.paths import MODELS
@@ -141,6 +145,27 @@ def test_load_and_unload(several: RunningServer):
     assert several.post("/models/load", {"model": NAMES[0]}) == (200, {"success": True})
     until(lambda: states(several)[NAMES[0]] == "loaded")
     assert several.post("/models/load", {"model": NAMES[0]})[0] == 200
+
+
+def test_a_chat_chooses_among_them(several: RunningServer):
+    models = Models()
+    models.beside = several.url
+    offered = {one.name: one for one in models.all() if one.state}
+    assert set(offered) == set(states(several))
+    name = NAMES[1]
+    several.post("/models/unload", {"model": name})
+    address = models.find(name)
+    assert address == offered[name].model == f"{several.url}#{name}"
+    engine = ServerEngine(address)
+    facts = engine.load(lambda progress: None)  # which waits until it is loaded
+    assert states(several)[name] == "loaded"
+    assert facts.server == address
+    [*_, finished] = engine.answer(
+        ChatRequest([{"role": "user", "content": "A fox"}], max_tokens=4)
+    )
+    assert finished.completion_tokens > 0
+    with pytest.raises(LocalKVError, match="no such model"):
+        ServerEngine(f"{several.url}#nothing").load(lambda progress: None)
 
 
 def test_ollama_says_how_long_a_model_stays(several: RunningServer):

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from textual.pilot import Pilot
@@ -15,7 +14,7 @@ from textual.widgets.markdown import MarkdownBlock
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import EngineOptions
-from localkv.chat.model_choice import LocalModel, Models
+from localkv.chat.model_choice import Models, OfferedModel
 from localkv.chat.session import ChatSession
 from localkv.chat.store import KeptStates, Store
 from localkv.errors import LocalKVError
@@ -41,15 +40,16 @@ class FakeModels(Models):
     """
 
     def __init__(self, *names: str, errors: Mapping[str, LocalKVError] | None = None) -> None:
+        super().__init__()
         self.names = names
         self.errors = errors or {}
         self.checked: list[EngineOptions] = []
 
-    def all(self) -> list[LocalModel]:
-        return [LocalModel(name, Path(name), 5 << 20, 0.0) for name in self.names]
+    def all(self) -> list[OfferedModel]:
+        return [OfferedModel(name, name, 5 << 20) for name in self.names]
 
-    def find(self, name: str) -> Path:
-        return Path(name)
+    def find(self, name: str) -> str:
+        return name
 
     def completions(self, text: str) -> list[str]:
         return [name for name in self.names if name.startswith(text)]
