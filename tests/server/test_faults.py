@@ -227,6 +227,7 @@ def test_a_client_that_leaves_is_not_worth_a_word(scheme: str, certified):
     server = RunningServer(*options)
     server.context = context
     server.wait()
+    until(lambda: "at a time" in "".join(server.lines))  # it says so just after it is healthy
     url, said = urlsplit(server.url), len(server.lines)
 
     def leave(case) -> None:
