@@ -93,6 +93,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
             [
                 *("--kv-tail", "--kv-sink", "--kv-rotation", "--kv-k-before-rope"),
                 *("--kv-scales", "--kv-profile", "--kv-bits", "--kv-budget", "--kv-ladder"),
+                "--kv-offload",
             ],
         ),
         ("localkv chat -ctk q8", ["q8_0", "q8_t", "q8_0c"]),
