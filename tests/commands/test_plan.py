@@ -411,7 +411,7 @@ def test_json_has_all_that_the_table_has(plan: Any, tiny_model: Path) -> None:
     assert set(found) == {
         "model", "backend",
         "why_backend", "memory", "n_ctx", "n_sequences", "n_batch", "weights_mapped",
-        "weights_allocated", "weights_by_row", "weights_decoded", "scratch", "states",
+        "adapters", "weights_allocated", "weights_by_row", "weights_decoded", "scratch", "states",
         "rounded_activations",
         "checkpoints", "pairs", "quants", "recommendation", "warnings",
     }  # fmt: skip
