@@ -94,8 +94,8 @@ Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """[tokens, n_vocab]"""
 
 NO_GPU = (
-    "there is no GPU to place parts of the model on: what says where they are "
-    "(n_gpu_layers, -ngl) changes nothing"
+    "there is no GPU, so options that place parts of the model on one (n_gpu_layers, -ngl) "
+    "change nothing"
 )
 _HELD = (
     *("engine", "batch", "backend", "places", "gguf"),

@@ -53,7 +53,7 @@ def test_a_pipe_from_end_to_end(tiny_model: Path) -> None:
     assert process.returncode == 0
     assert out.endswith(b"\n")
     assert b"The fox" not in out
-    assert err.startswith(b"note: -ngl 99 is not needed: ")
+    assert err.startswith(b"warning: there is no GPU, so ")
     assert err.count(b"\n") == 1
     assert b"\x1b" not in out + err
 
