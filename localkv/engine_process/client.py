@@ -247,6 +247,7 @@ class EngineProcess(EngineClient):
         self.options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
+        self._stopping: asyncio.Future[None] | None = None
         self._asking = Lock()
         self._ids = count(1)
         self._asked = 0
@@ -321,8 +322,14 @@ class EngineProcess(EngineClient):
             self._failure = self._failure or EngineStoppedError("the engine was stopped")
             return
         with suppress(EngineStoppedError):
-            self._call(lambda: asyncio.ensure_future(self.stop()))
+            self._call(self._begin_to_stop)
         self._thread.join(2 * STOP_SECONDS)
+
+    def _begin_to_stop(self) -> None:
+        """End the process, unless it has ended: the loop takes no further task then."""
+        has_ended = self._failure is not None if self._reading is None else self._reading.done()
+        if not has_ended:
+            self._stopping = asyncio.ensure_future(self.stop())
 
     def _ask(self, message: Ask | SlotAction) -> None:
         self._asked = message.id
