@@ -140,7 +140,9 @@ def by_signals(path: str, until: float, chance: random.Random) -> Counter[str]:
             timer = threading.Timer(chance.random() / 20, _thread.interrupt_main)
             try:
                 timer.start()
-                while True:
+                began = time.monotonic()
+                # Python drops an exception in a callback of a weak reference
+                while timer.is_alive() or time.monotonic() - began < 1:
                     chance.choice(calls)()
             except KeyboardInterrupt:
                 done["interrupted"] += 1
