@@ -8,7 +8,7 @@ n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` it does not run. BENCH is
 llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which repacks
-weights as it loads them; tables have the better figure. All tables of docs/benchmarks.md
+weights as it loads them; tables have the better figure. All tables of docs/benchmarks-tables.md
 (`speed_tables.py` lists what each takes), in an hour and a half on two cores, or some of them by
 name; then the page is written again from the file of all figures. The table "published"
 has the models of `--files`:

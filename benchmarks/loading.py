@@ -6,7 +6,7 @@ bytecode that an installed package has.
 
     load                of a model and a cache for 1,024 tokens, once all is imported. No file has
                         a tokenizer. localkv links its kernels and runs a layer, llama.cpp plans
-                        its buffers, and copies the weights that it lays out anew.
+                        its buffers, and copies the weights that it lays out in another order.
     load and a token    and what either has put off: llama.cpp reads a mapped file with the first
                         token, localkv makes panels during the next 16, which the next column has.
     load and 32 tokens
@@ -14,7 +14,7 @@ bytecode that an installed package has.
                         llama.cpp's library is opened.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. The table of
-docs/benchmarks.md, of all types of weights and of models with experts, takes an hour:
+docs/benchmarks-tables.md, of all types of weights and of models with experts, takes an hour:
 
     python benchmarks/loading.py --peer PYTHON
 

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that `cpu_vs_llama_cpp.py` measures: what each one takes."""
+"""What each table of `cpu_vs_llama_cpp.py` takes; docs/benchmarks-tables.md shows them."""
 
 from __future__ import annotations
 

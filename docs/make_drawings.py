@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Draw the documentation's drawings, as SVG: `python docs/make_drawings.py`.
 
-A test compares the files with what this program draws.
+The charts are of measured figures: docs/cpu-speed.json, and benchmarks/results/memory.json. A test
+compares the files with what this program draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +63,20 @@ class Drawing:
             f"<polyline points='{path}' fill='none' stroke='{GREY}' stroke-width='1.4'"
             f"{dashes} marker-end='url(#tip)'/>"
         )
+
+    def rule(self, x: float, y: float, width: float) -> None:
+        """A pale line across, behind a chart's lines."""
+        self._parts.append(f"<path d='M{x:g} {y:.1f}h{width:g}' stroke='#dde3e8'/>")
+
+    def line(self, points: Sequence[tuple[float, float]], ink: str, *, is_dashed: bool) -> None:
+        """A line of a chart, with a dot at each point."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashes = " stroke-dasharray='6 4'" if is_dashed else ""
+        self._parts.append(
+            f"<polyline points='{path}' fill='none' stroke='{ink}' stroke-width='2'{dashes}/>"
+        )
+        for x, y in points:
+            self._parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{ink}'/>")
 
     def svg(self) -> str:
         return "\n".join([*self._parts, "</svg>", ""])
@@ -170,9 +187,98 @@ def token_way() -> str:
     return d.svg()
 
 
+Points = Sequence[tuple[float, float]]
+
+
+def chart(
+    d: Drawing,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+    lines: Mapping[str, tuple[Points, str, bool]],
+    ticks: tuple[Sequence[float], Sequence[float]],
+) -> None:
+    """Lines over two linear axes that begin at 0.
+
+    Args:
+        corner, size: of the axes, in the drawing's units; the corner is the lower left one.
+        lines: name, points, ink, and whether the line is dashed. A name stands at its line's end,
+            moved down where it would cover another one.
+        ticks: marked values of x and of y; the last ones end the axes.
+    """
+    (left, bottom), (width, height) = corner, size
+    (across, up), names = ticks, []
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + width * x / across[-1], bottom - height * y / up[-1]
+
+    for y in up:
+        at = place(0, y)[1]
+        d.rule(left, at, width)
+        d.text(left - 6, at + 4, f"{y:g}", size=11, at="end", ink=GREY)
+    for x in across:
+        d.text(place(x, 0)[0], bottom + 17, f"{x:,g}", size=11, ink=GREY)
+    for name, (points, ink, is_dashed) in lines.items():
+        placed = [place(*point) for point in points]
+        d.line(placed, ink, is_dashed=is_dashed)
+        names.append((placed[-1][1], placed[-1][0], name, ink))
+    last = float("-inf")
+    for y, x, name, ink in sorted(names):
+        last = max(y + 4, last + 14)
+        d.text(x + 8, last, name, size=11, at="start", ink=ink)
+
+
+def speed_depth() -> str:
+    """Tokens per second over the depth of the context, from the table `depth`."""
+    inks = {"localkv": "#1f6fb2", "llama.cpp": "#b0413e", "ik_llama.cpp": "#3f8f4f"}
+    facts = json.loads((DOCS / "cpu-speed.json").read_text())
+    figures = [one for one in facts["figures"] if one["table"] == "depth" and one["values"]]
+    lines: dict[str, tuple[Points, str, bool]] = {}
+    for program, ink in inks.items():
+        for pair, shown in (("f16", "f16/f16"), ("q8_0/q4_0", "q8_0/q4_0")):
+            best: dict[int, float] = {}
+            for one in figures:
+                if one["pair"] == pair and one["program"].partition(" ")[0] == program:
+                    speed = statistics.median(one["values"])
+                    best[one["depth"]] = max(speed, best.get(one["depth"], 0.0))
+            lines[f"{program} {shown}"] = (sorted(best.items()), ink, pair != "f16")
+    d = Drawing(900, 400, "Tokens per second over the depth of the context")
+    d.text(24, 34, "Writing a text, tokens per second", size=16, at="start")
+    d.text(
+        24, 54, f"{facts['cpu']}, 2 cores, a Llama of 1.1B in Q4_0", size=11, at="start", ink=GREY
+    )
+    chart(d, (64, 350), (640, 270), lines, ((0, 8192, 16384, 24576, 32768), (0, 20, 40, 60, 80)))
+    d.text(384, 388, "tokens before it", size=11, ink=GREY)
+    return d.svg()
+
+
+def memory_context() -> str:
+    """Memory of K and V over the context, as `localkv plan` counts it."""
+    inks = {"f16/f16": "#b0413e", "q8_0/q4_0": "#3f8f4f", "q4_1c/q4_0": "#1f6fb2"}
+    titles = ("SmolLM2 135M", "Gemma 3 270M (windows of 512)", "Llama 3.1 8B")
+    units = (("MiB", 2**20, 45), ("MiB", 2**20, 30), ("GiB", 2**30, 4))
+    facts = json.loads((DOCS.parent / "benchmarks" / "results" / "memory.json").read_text())
+    d = Drawing(1080, 350, "Memory of K and V over the length of the context")
+    d.text(24, 34, "K and V in memory, by context", size=16, at="start")
+    for number, (one, title) in enumerate(zip(facts["models"], titles, strict=True)):
+        left, (unit, n_bytes, step) = 64 + 355 * number, units[number]
+        lines: dict[str, tuple[Points, str, bool]] = {
+            pair: ([(n_ctx, n / n_bytes) for n_ctx, n in one["bytes"][pair]], ink, False)
+            for pair, ink in inks.items()
+        }
+        across = [one["n_ctx_train"] * i // 4 for i in range(5)]
+        most = max(y for points, *_ in lines.values() for _, y in points)
+        up = [step * i for i in range(int(most / step) + 1 + (most % step > 0))]
+        d.text(left, 66, f"{title}, {unit}", at="start")
+        chart(d, (left, 300), (230, 215), lines, (across, up))
+        d.text(left + 115, 336, "tokens", size=11, ink=GREY)
+    return d.svg()
+
+
 DRAWINGS: dict[str, Callable[[], str]] = {
     "cache-pages.svg": cache_pages,
     "token-way.svg": token_way,
+    "speed-depth.svg": speed_depth,
+    "memory-context.svg": memory_context,
 }
 """Files in docs/, and what draws them."""
 
