@@ -114,7 +114,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "models.md")
 
 
 def with_tables(text: str) -> str:
-    """A page with its tables made anew."""
+    """A page with its tables made again."""
     for name, rows in TABLES.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         if begin in text:

@@ -1,6 +1,6 @@
 """Write docs/chat.svg, a screenshot of a real conversation: `python docs/make_screenshot.py`.
 
-The chat runs with the model that ships, without a terminal; speeds are those of this machine.
+The chat runs with the model that ships, without a terminal; the speeds are this machine's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which sentence is nearest to another: `python examples/embed.py [MODEL] [SENTENCE]`.
+"""Find the sentence that is nearest to another one: `python examples/embed.py [MODEL] [SENTENCE]`.
 
 Any model will do, though one that was trained for embeddings does better.
 """

@@ -1,4 +1,4 @@
-"""Which rows the model sees when, and how fast it learns.
+"""The order in which the model sees rows in training, and how fast it learns.
 
 Lengths grow, and exercises give way to stories and chats.
 """

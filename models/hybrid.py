@@ -3,8 +3,8 @@ head that guesses; architecture `qwen35` of GGUF, whose names the modules have.
 
 The head is a layer behind the others (multi-token prediction, DeepSeek-V3, arXiv:2412.19437). From
 the hidden state of a token and the embedding of the token after it, it predicts the one that
-follows. In training its aim is what the model itself predicts there, and its outputs go into the
-same layer once more, since it reads them when it guesses a second token.
+follows. In training its aim is what the model itself predicts there. Its outputs go into the same
+layer once more, since it reads them when it guesses a second token.
 """
 
 from __future__ import annotations
@@ -250,8 +250,10 @@ class HybridNetwork(nn.Module):
         return self.output_norm(x)
 
     def guesses(self, hidden: Tensor, ids: Tensor, count: int) -> list[Tensor]:
-        """The head's logits for the token after the next one, the one after that, and so on: those
-        of guess n [rows, tokens - n, vocabulary]."""
+        """The head's logits for the token after the next one, the one after that, and so on.
+
+        Guess n is [rows, tokens - n, vocabulary].
+        """
         embedded, cosines, sines = self._embedded(ids)
         found = []
         for n in range(1, count + 1):

@@ -131,11 +131,11 @@ def wire(network: Network, seed: int) -> None:
     """Preset induction heads, which a model this small does not find by itself in short training.
 
     Layer 0: channel 0 of every embedding is the same constant. K is that constant on the fast RoPE
-    pairs and Q is the same, rotated back by 1 to 4 positions, so that head n attends to the token
-    n + 1 places back and copies it into a random subspace of its own.
+    pairs. Q is the same, rotated back by 1 to 4 positions. So head n attends to the token n + 1
+    places back, and copies it into a random subspace of its own.
 
-    Layer 1: on the slow RoPE pairs, the first KV head finds the token after an earlier copy of the
-    current token; the second one compares the last four tokens with the four before every token.
+    Layer 1 uses the slow RoPE pairs. The first KV head finds the token after an earlier copy of the
+    current token. The second one compares the last four tokens with the four before every token.
     Both copy what they find to the output.
     """
     shape = network.shape

@@ -5,9 +5,11 @@ times as large as the others (KIVI, arXiv 2402.02750, section 3; QServe, arXiv 2
 5.2); values have no such pattern. Small models lack them, so types of a KV cache that differ on a
 large model look alike on a small one. A twin has them and computes the same logits:
 
-- K channels times `k_strength`, those of Q by it. RoPE mixes the two channels of a pair, so they
-  share a factor. Where K and Q are normed by head, the norms' weights take the factors.
-- V channels times `v_strength`, and the columns of the output matrix that read them by it.
+- K channels are multiplied by `k_strength`, and Q channels divided by it. RoPE mixes the two
+  channels of a pair, so they share a factor. Where K and Q are normed by head, the norms' weights
+  take the factors.
+- V channels are multiplied by `v_strength`. The columns of the output matrix that read them are
+  divided by it.
 
 Strengths are powers of two, so every product in float32 is the same except for its exponent. Scaled
 matrices are written as F32: a packed matrix can't be scaled by column.
@@ -37,7 +39,7 @@ from localkv.loader.weights import check_tensors
 
 @dataclass(frozen=True)
 class Outliers:
-    """Which channels are made larger, and by how much.
+    """The channels that are made larger, and by how much.
 
     Four K channels in a head of 64, eight times as large, are in the range that is reported of
     large models (a few channels, 8 to 16 times); V is reported to be mild.

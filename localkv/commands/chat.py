@@ -63,8 +63,8 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         "--audit",
         type=Choice(["auto"]),
         metavar="auto",
-        help="Find out of each answer what the packed cache has changed, as /audit does, while "
-        "nobody presses a key.",
+        help="Find out what the packed cache has changed in each answer, as /audit does, "
+        "while nobody presses a key.",
     ),
     _CHAT.flag(
         "--continue",

@@ -321,8 +321,8 @@ PROMPT_OPTIONS: list[click.Parameter] = [
     _PROMPT.option(
         "-p --prompt",
         metavar="TEXT",
-        help=f"The text to continue; {STDIN} in it is the place of the text on stdin, which is "
-        "not read otherwise.",
+        help=f"The text to continue. {STDIN} is replaced by standard input, which is otherwise "
+        "not read.",
     ),
     _PROMPT.option(
         "-f --file",

@@ -67,7 +67,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         help="raw: a line of numbers for each vector. array: an array of arrays. json: as OpenAI's "
         "API. json+: with a matrix of cosine similarities. [default: raw]",
     ),
-    OUTPUT.flag("as_json --json", help="The same as --embd-output-format json."),
+    OUTPUT.flag("as_json --json", help="Short for --embd-output-format json."),
     OUTPUT.flag("-q --quiet", help="Leave out the line on stderr about memory."),
 ]
 

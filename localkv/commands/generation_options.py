@@ -82,7 +82,7 @@ def sampling_options() -> list[click.Parameter]:
             type=Whole(-1),
             default=-1,
             metavar="SEED",
-            help="Of the random generator; -1 draws one, which --json and --stats show. "
+            help="The seed of the random generator; -1 draws one, which --json and --stats show. "
             "[default: -1]",
             show_default=False,
         ),
@@ -110,7 +110,7 @@ def sampling_options() -> list[click.Parameter]:
         _SAMPLING.option(
             "sampling_seq --sampler-seq --sampling-seq",
             metavar="LETTERS",
-            help=f"The same by letters. [default: {SAMPLER_LETTERS}]",
+            help=f"The samplers to run, a letter for each. [default: {SAMPLER_LETTERS}]",
         ),
     ]
 

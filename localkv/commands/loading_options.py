@@ -127,7 +127,7 @@ def window_options() -> list[click.Parameter]:
             llama_env="CHECKPOINT_MIN_SPACING_NT",
             type=Whole(1),
             default=CacheConfig.checkpoint_min_step,
-            help="Tokens between two of them within a text.",
+            help="Tokens between two such copies within a text.",
         ),
     ]
 
@@ -247,15 +247,15 @@ def adapter_options() -> list[click.Parameter]:
             multiple=True,
             metavar="FILES",
             shell_complete=file_values,
-            help="A LoRA adapter (GGUF) that changes the model's products, or several, with commas "
-            "between them or the option again. On a CPU; their numbers count from 0, those of "
-            "--lora first.",
+            help="Apply a LoRA adapter, a GGUF file. Separate several with commas, or give the "
+            "option again. Requests name adapters by number: 0 is the first one of --lora, "
+            "and --lora-scaled goes on counting. On a CPU only.",
         ),
         MODEL.option(
             "--lora-scaled",
             multiple=True,
             metavar="FILE:SCALE",
-            help="The same with a scale other than 1, such as story.gguf:0.5.",
+            help="Apply a LoRA adapter with a scale other than 1, such as story.gguf:0.5.",
         ),
         MODEL.flag(
             "--lora-init-without-apply",
@@ -324,7 +324,11 @@ def rope_options() -> list[click.Parameter]:
             "ROPE_FREQ_BASE",
             "The base of RoPE's frequencies. [default: as the file says]",
         ),
-        number("rope-freq-scale", "ROPE_FREQ_SCALE", "The same as --rope-scale 1/N."),
+        number(
+            "rope-freq-scale",
+            "ROPE_FREQ_SCALE",
+            "The inverse of --rope-scale: 0.25 is --rope-scale 4.",
+        ),
         _CONTEXTS.option(
             "--yarn-orig-ctx",
             llama_env="YARN_ORIG_CTX",
@@ -470,9 +474,9 @@ def ladder_options() -> list[click.Parameter]:
             "--kv-budget",
             metavar="SIZE",
             callback=_budget,
-            help="The bytes that K and V take, such as 512MiB, or auto for what is free: when they "
-            "are full, the oldest pages change to the next types of --kv-ladder, and the context "
-            "goes on.",
+            help="The bytes that K and V may take, such as 512MiB, or auto for what is free. "
+            "When they are full, the oldest pages change to the next types of --kv-ladder, "
+            "and the context goes on.",
         ),
         KV_CACHE.option(
             "--kv-ladder",
@@ -519,10 +523,10 @@ def profile_option() -> click.Parameter:
         metavar="FILE",
         type=FILE,
         shell_complete=file_values,
-        help="The types of K and V for each layer, from a file that localkv calibrate wrote for "
-        "this model; auto looks for it beside the model (MODEL.kv.json) and in the data folder. "
-        "-ctk and -ctv win over its types, --preset says how many bits it may take, and its own "
-        "pair wins where it diverges less.",
+        help="Take the types of K and V for each layer from a file that localkv calibrate "
+        "wrote for this model. auto looks for it beside the model (MODEL.kv.json) and "
+        "in the data folder. -ctk and -ctv win over its types, --preset says how many "
+        "bits it may take, and its own pair wins where it diverges less.",
     )
 
 
@@ -633,7 +637,8 @@ def placement_options() -> list[click.Parameter]:
         MODEL.option(
             "-Cr --cpu-range",
             metavar="LOW-HIGH",
-            help="The same as a range; both together name all that either does.",
+            help="CPUs that this process may use, from one to another, such as 0-3. With -C both "
+            "sets count.",
         ),
         MODEL.option(
             "--cpu-strict",

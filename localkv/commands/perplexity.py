@@ -93,9 +93,9 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
     ),
     MEASURE.flag(
         "--needle",
-        help="Instead, hide a sentence in the text, a quarter, half and all of a context back, and "
-        "measure how often and how surely it is recalled: with an f16 cache and the one that is "
-        "asked for, or the pairs of --sweep.",
+        help="Instead, hide a sentence in the text, a quarter, half and all of a context "
+        "back, and measure how often and how surely it is recalled. It compares an f16 "
+        "cache with the one that is asked for, or with the pairs of --sweep.",
     ),
     MEASURE.option(
         "calibrate_file --calibrate-kv",

@@ -493,8 +493,8 @@ MODELS_OPTIONS: list[click.Parameter] = [
         type=Whole(-1),
         metavar="SECONDS",
         default=-1,
-        help="End a model's engine after so many seconds without a request, and start it with the "
-        "next; -1 for never.",
+        help="Unload a model after this time without a request, and load it with the next "
+        "request; -1 for never.",
     ),
 ]
 
@@ -531,7 +531,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         "--tags",
         llama_env="TAGS",
         metavar="NAMES",
-        help="More that /v1/models says of the model: words with commas between them.",
+        help="Words about the model that /v1/models shows, with commas between them.",
     ),
     _SERVER.option(
         "-np --parallel",
@@ -543,14 +543,14 @@ SERVER_OPTIONS: list[click.Parameter] = [
     _SERVER.option(
         "--cache-tokens",
         type=Whole(1),
-        help="Tokens that the cache holds of all requests together. [default: four contexts, or "
-        "what free memory has room for]",
+        help="Tokens of all requests together that the cache holds. [default: four contexts, "
+        "or what free memory has room for]",
     ),
     _SERVER.option(
         "--cache-size",
         callback=byte_size_of,
         metavar="SIZE",
-        help="The same in bytes, such as 4GiB: as many tokens as fit into them.",
+        help="Bytes of the cache instead of tokens, such as 4GiB.",
     ),
     _SERVER.option(
         "--cache-disk",
@@ -601,7 +601,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         help="Let in only who has one of these keys, with commas between them. Others on this "
         "machine can see command lines: --api-key-file and LOCALKV_API_KEY hide it.",
     ),
-    _ACCESS.option("--api-key-file", metavar="FILE", help="A file with such keys, one a line."),
+    _ACCESS.option("--api-key-file", metavar="FILE", help="A file with keys, one a line."),
     _ACCESS.option(
         "--ssl-cert-file",
         llama_env="SSL_CERT_FILE",
@@ -609,7 +609,10 @@ SERVER_OPTIONS: list[click.Parameter] = [
         help="The certificate for https, in PEM.",
     ),
     _ACCESS.option(
-        "--ssl-key-file", llama_env="SSL_KEY_FILE", metavar="FILE", help="Its private key, in PEM."
+        "--ssl-key-file",
+        llama_env="SSL_KEY_FILE",
+        metavar="FILE",
+        help="The certificate's private key, in PEM.",
     ),
     _ACCESS.flag("--insecure", help="Let everybody in who reaches --host, without a key."),
     _ACCESS.option(

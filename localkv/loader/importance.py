@@ -67,7 +67,10 @@ class Importance:
         return values.reshape(n_experts, shape[-1])
 
     def only(self, included: Sequence[str], excluded: Sequence[str]) -> Importance:
-        """That of the matrices whose names contain one of some texts, and none of others."""
+        """The importance of matrices whose names contain one of `included` and none of `excluded`.
+
+        Without `included` all names count.
+        """
         kept = {
             name: values
             for name, values in self.columns.items()

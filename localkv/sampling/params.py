@@ -236,10 +236,16 @@ class SamplingParams:
         0.8, _SCALE, "--temp", "--temperature", help="0 takes the likeliest token."
     )
     dynatemp_range: float = _number(
-        0.0, _SCALE, "--dynatemp-range", help="Temperature varies by N, 0 for off."
+        0.0,
+        _SCALE,
+        "--dynatemp-range",
+        help="Vary the temperature by N with the entropy, 0 for off.",
     )
     dynatemp_exponent: float = _number(
-        1.0, Range(0.0, 1e30), "--dynatemp-exp", help="Exponent of its entropy."
+        1.0,
+        Range(0.0, 1e30),
+        "--dynatemp-exp",
+        help="The exponent of the entropy in --dynatemp-range.",
     )
     top_k: int = _number(
         40,
@@ -249,7 +255,10 @@ class SamplingParams:
         help="Keep the N likeliest, 0 for all.",
     )
     top_p: float = _number(
-        0.95, _SHARE, "--top-p", help="Keep the likeliest that add up to N, 1 for all."
+        0.95,
+        _SHARE,
+        "--top-p",
+        help="Keep the likeliest whose probabilities add up to N, 1 for all.",
     )
     min_p: float = _number(
         0.05, _SHARE, "--min-p", help="Keep those at least N times as likely as the likeliest."
@@ -265,7 +274,10 @@ class SamplingParams:
         0.0, _SHARE, "--xtc-probability", help="How often XTC runs, 0 for off."
     )
     xtc_threshold: float = _number(
-        0.1, _SHARE, "--xtc-threshold", help="XTC drops all but one above this."
+        0.1,
+        _SHARE,
+        "--xtc-threshold",
+        help="XTC drops all tokens above this probability but the least likely.",
     )
     typ_p: float = _number(
         1.0,
@@ -282,22 +294,37 @@ class SamplingParams:
         help="Tokens that the penalties look back on, -1 for the whole context.",
     )
     repeat_penalty: float = _number(
-        1.0, Range(1e-6, 1e6), "--repeat-penalty", help="Divides repeated logits, 1 for off."
+        1.0,
+        Range(1e-6, 1e6),
+        "--repeat-penalty",
+        help="Divide the logits of repeated tokens by N, 1 for off.",
     )
     presence_penalty: float = _number(
-        0.0, _SCALE, "--presence-penalty", help="Off a repeated token's logit."
+        0.0,
+        _SCALE,
+        "--presence-penalty",
+        help="Subtract N from the logit of a token that came before.",
     )
     frequency_penalty: float = _number(
-        0.0, _SCALE, "--frequency-penalty", help="The same, per repetition."
+        0.0,
+        _SCALE,
+        "--frequency-penalty",
+        help="Subtract N for each time that a token came before.",
     )
     dry_multiplier: float = _number(
-        0.0, _SCALE, "--dry-multiplier", help="DRY repetition penalty, 0 for off."
+        0.0, _SCALE, "--dry-multiplier", help="Penalise repeated sequences (DRY), 0 for off."
     )
     dry_base: float = _number(
-        1.75, Range(1.0, 1e30), "--dry-base", help="DRY grows by this with each repeated token."
+        1.75,
+        Range(1.0, 1e30),
+        "--dry-base",
+        help="DRY's penalty grows by this factor with each repeated token.",
     )
     dry_allowed_length: int = _number(
-        2, _COUNT, "--dry-allowed-length", help="Repetitions DRY lets pass."
+        2,
+        _COUNT,
+        "--dry-allowed-length",
+        help="The longest repetition that DRY lets pass, in tokens.",
     )
     dry_penalty_last_n: int = _number(
         -1,
@@ -315,7 +342,7 @@ class SamplingParams:
         0.9,
         Range(0.0, 0.99),
         "--adaptive-decay",
-        help="How long it makes up for tokens that were off: some 1 / (1 - N) tokens.",
+        help="How long --adaptive-target makes up for other tokens: some 1 / (1 - N) tokens.",
     )
     mirostat: int = _number(
         0,

@@ -81,9 +81,8 @@ _MODEL_OPTIONS: list[click.Parameter] = [
         "--synthetic",
         multiple=True,
         metavar="SHAPE:TYPE,...",
-        help="Models of a well-known shape with random weights of a type, made in memory: "
-        "llama-1b, llama-3b, llama-8b, llama-70b or qwen3-30b-a3b, as in llama-8b:q4_0; "
-        "localkv plan --help-all lists all of them.",
+        help="Models of a well-known shape with random weights of a type, made in memory, "
+        "such as llama-8b:q4_0. localkv plan --help-all lists all shapes.",
     ),
 ]
 
