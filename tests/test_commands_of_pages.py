@@ -39,7 +39,7 @@ NOT_RUN = {
     r"^localkv (doctor|list)\b": "it tells of the machine; tests/doctor",
     r"^localkv bench\b": "it measures for seconds to minutes; tests/bench",
     r"^localkv perplexity\b": "it reads a text for seconds; tests/quality",
-    r"^localkv complete .*--kv-scales": "it needs the file of another command; tests/cache/test_scales.py",
+    r"^localkv complete .*--kv-scales": "it needs a measured file; tests/cache/test_scales.py",
     r"^localkv complete .*-n 600": "it takes some seconds; tests/engine/test_degeneration.py",
     r"^python benchmarks/": MEASURES,
     r"^taskset .*python benchmarks/": MEASURES,
