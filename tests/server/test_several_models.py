@@ -26,7 +26,7 @@ from localkv.server.failures import RequestError
 from localkv.server.models import Keep
 from support.paths import MODELS
 from support.rude_client import children, read_until, until
-from support.server import RunningServer
+from support.server import START_SECONDS, RunningServer
 
 ROOM_FOR_TWO = ("--models-memory", "360MiB")
 """By `localkv plan`'s arithmetic each of the models takes about 180 MiB, most of it the program."""
@@ -252,6 +252,7 @@ def _streamed(server: RunningServer, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_that_answers_never_goes_and_others_wait_in_order(folder: Path):
     server = serving("--models-dir", str(folder), "--models-max", "1", "--sleep-idle-seconds", "1")
     try:
@@ -351,7 +352,8 @@ def test_200_requests_to_three_models_with_room_for_two_while_processes_are_kill
     found, n_kills = dict[int, str](), [0]
 
     def answered(number: int) -> None:
-        for _ in range(200):
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
             try:
                 status, answer = servers[-1].post("/completion", bodies[number])
             except OSError:  # the server is gone
@@ -363,27 +365,29 @@ def test_200_requests_to_three_models_with_room_for_two_while_processes_are_kill
             time.sleep(0.1)
         raise AssertionError(f"no answer to request {number}")
 
-    with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(answered, number) for number in range(REQUESTS)]
-        for kill in range(6):
-            wanted = (kill + 1) * REQUESTS // 8
-            until(lambda wanted=wanted: len(found) >= wanted, seconds=60)
-            if kill == 3:  # the server itself
-                servers[-1].process.kill()
-                servers[-1].process.wait()
-                servers.append(serving(*options))
-            elif engines := _engines(servers[-1]):
-                os.kill(draw.choice(engines), signal.SIGKILL)
-                n_kills[0] += 1
-        for one in asked:
-            one.result()
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(answered, number) for number in range(REQUESTS)]
+            for kill in range(6):
+                wanted = (kill + 1) * REQUESTS // 8
+                # an engine may have to compile a kernel first, which a busy machine takes long over
+                until(lambda wanted=wanted: len(found) >= wanted, seconds=300)
+                if kill == 3:  # the server itself
+                    servers[-1].process.kill()
+                    servers[-1].process.wait()
+                    servers.append(serving(*options))
+                elif engines := _engines(servers[-1]):
+                    os.kill(draw.choice(engines), signal.SIGKILL)
+                    n_kills[0] += 1
+            for one in asked:
+                one.result()
+        now = states(servers[-1])
+    finally:
+        codes = [server.stop() for server in servers]
     assert [found[number] for number in range(REQUESTS)] == expected
     assert n_kills[0] >= 4
-    now = states(servers[-1])
     assert sum(value == "loaded" for value in now.values()) <= 2
-    assert servers[-1].stop() == 0
-    for server in servers[:-1]:
-        server.stop()
+    assert codes[-1] == 0
     assert "Traceback" not in "".join(line for server in servers for line in server.lines)
 
 
