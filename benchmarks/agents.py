@@ -8,8 +8,8 @@ messages after the first message. Each agent runs as its users run it, without a
 settings that `localkv serve --print-config` prints, and with a server and a home folder of its own.
 It is asked twice, in one conversation, to read a file and to tell the number in it. The table shows
 the turns whose answer had the number, the calls of tools, and tokens of prompts from the server's
-log: those of the first request, those of all later ones together, and how many of the later ones
-the model had to read, since the cache did not have them.
+log: in the first request, in all later ones together, and how many of the later ones the model had
+to read. The cache had the others.
 
 FOLDER is where these were installed (missing programs are left out):
 

@@ -1,11 +1,11 @@
 """Child processes that never run at the same time: one works, all others are stopped.
 
 Threads that spin while they wait, as OpenMP's do, take no core from the process that is measured
-when theirs is stopped (SIGSTOP), and no program needs a setting that it does not have by itself.
+when their process is stopped (SIGSTOP). So no program needs a setting that it lacks by itself.
 
-None is left stopped, however the parent ends: workers are closed where an exception passes,
-and if the parent is killed, the system ends their process groups, which then have no parent in
-their session and are stopped (SIGHUP and SIGCONT, as POSIX has it).
+No worker is left stopped, however the parent ends. An exception closes them. If the parent is
+killed, the system ends their process groups, which then are stopped and have no parent in their
+session (SIGHUP and SIGCONT, as POSIX has it).
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def end_on_signals() -> None:
 
 
 def answer(value: Any) -> None:
-    """Of a worker: one line to the parent."""
+    """Send one line from a worker to the parent."""
     print(json.dumps(value), flush=True)
 
 
 def commands() -> Iterator[str]:
-    """Of a worker: lines from the parent."""
+    """The lines that a worker gets from the parent."""
     for line in sys.stdin:
         yield line.rstrip("\n")

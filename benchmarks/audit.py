@@ -6,9 +6,9 @@
 The text is a prompt, of a few tokens unless `--prompt` says how many, and as many generated tokens
 as asked for. What the audit is compared with is all of it as a prompt, evaluated by the same model
 with the same cache from its beginning on. With `--shape` the model has random weights. *ratio* is
-the median of the rounds' ratios. *floor* is that of a prompt of which logits are made as for an
-audit, of the batches that have generated tokens; one begins with these if that makes no more of
-them. What logits take is no matter of audits. `--cpu-time` is for machines that others use, too:
+the median of the rounds' ratios. *floor* is
+the ratio of a prompt that computes the logits of generated tokens, as an audit does. What logits
+take is no matter of audits. `--cpu-time` is for machines that others use, too:
 the processor's time on one thread.
 """
 

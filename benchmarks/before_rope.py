@@ -44,7 +44,7 @@ def loaded(bench: Bench, *, before_rope: bool, smoothed: bool) -> Transformer:
 
 
 def klds(model: Transformer, text: list[list[int]], *, rotation: str) -> list[float]:
-    """Of each type, in nats."""
+    """The divergence with each type, in nats."""
     caches = [
         CacheConfig(type_k=name, n_ctx=ROW_TOKENS, kv_rotation=rotation) for name in CODEBOOKS
     ]

@@ -81,7 +81,7 @@ def measure(programs: dict[str, Program], path: Path, options: argparse.Namespac
         say(f"round {turn + 1} of {options.rounds}: {load}")
         with company(load, path, options.n_vocab):
             for name, program in programs.items():
-                program.ask(f"anew {options.depth}")
+                program.ask(f"fresh {options.depth}")
                 speeds[load][name].append(1 / program.ask(f"tg {options.decode}"))
     return speeds
 

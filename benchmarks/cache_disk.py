@@ -58,7 +58,7 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_a_process(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """What `one` measures, in a process of its own."""
     command = [sys.executable, __file__, "--one", json.dumps(settings)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -2,9 +2,9 @@
 
     python benchmarks/chat.py [-m models/tales-4M-F16.gguf] [--rounds 9] [--json FILE]
 
-Both run the same conversation with the same types and threads, taking turns: the engine alone in
-a process of its own that draws nothing, and the chat, without a terminal but with everything it
-draws. One round warms up and is not counted. Prints a table; `--json` writes every round.
+Both run the same conversation with the same types and threads, and take turns. The engine alone
+is in a process of its own that draws nothing. The chat has no terminal, but draws everything. One
+round warms up and is not counted. Prints a table; `--json` writes every round.
 """
 
 from __future__ import annotations

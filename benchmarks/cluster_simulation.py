@@ -3,10 +3,10 @@
     python benchmarks/cluster_simulation.py --plot docs/cluster.png --json FILE
 
 Nothing is computed but time. Sessions of agents are played: a system prompt that many share, then
-turns that each add to it, with pauses between; so many that engines are busy for --load of the
-time. The engines read prompts one after the other and keep what they read, as much as their caches
-hold, what was used longest ago going first. Requests go by `ranked`, as on a real cluster; to the
-engine with the fewest requests; or to any.
+turns that each add to it, with pauses between. There are enough to keep engines busy for --load of
+the time. The engines read prompts one after the other and keep what they read, as much as their
+caches hold, what was used longest ago going first. Requests go by `ranked`, as on a real cluster;
+to the engine with the fewest requests; or to any.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/cpu_attention.py --depths 1024,8192,32768 --only decode
 
 Decode is one new token, prefill 512, after `depth` tokens. Layers are gone through in turn, so
-that the cache of one has left the processor's caches when it is read again: sixteen of them, if a
+that the cache of one has left the processor's caches when it is read again. Sixteen layers do, if a
 core's share of the last cache is a few MB. All methods take turns, and what is printed is each
 one's shortest time: other programs only make it longer.
 
@@ -17,8 +17,8 @@ all threads read plainly before and after. After a pair's depths comes what 1,00
 context cost, from the smallest depth to the largest, in us, and next to the first pair.
 
 GFLOP/s count two products. `reference` is `attention_reference`, which decodes all pages with
-torch; `sdpa` is torch's scaled_dot_product_attention on K and V that already are float32, so it
-stands for a cache that is not packed at all. Without prefill neither is timed.
+torch. `sdpa` is torch's scaled_dot_product_attention on K and V that already are float32: it stands
+for a cache that is not packed at all. Without prefill neither is timed.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Table:
         self.rows.append(row)
 
     def cost_of_context(self, pair: str) -> None:
-        """Of 1,000 more tokens, from the smallest depth to the largest."""
+        """Print what 1,000 more tokens cost, from the smallest depth to the largest."""
         times = {
             row["depth"]: row["seconds"]["ours"]
             for row in self.rows

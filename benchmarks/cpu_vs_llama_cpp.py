@@ -2,16 +2,16 @@
 
 Each program runs alone and with its own defaults: while one is timed, all others are stopped
 (SIGSTOP), and no environment is set for any of them. For localkv these are the defaults of
-`localkv complete`, and it is loaded as that loads it. For llama.cpp they are those of llama-cli,
-which the library's Python package does not have: a thread for each physical core, n_batch 2048,
-n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
+`localkv complete`, and it is loaded as that loads it. For llama.cpp they are llama-cli's
+defaults, which the library's Python package does not have: a thread for each physical core, n_batch
+2048, n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` it does not run. BENCH is
 llama-bench of ik_llama.cpp, which takes part twice: as it is, and with `-rtr 1`, which repacks
-weights as it loads them; tables have the better figure. All tables of docs/benchmarks-tables.md
-(`speed_tables.py` lists what each takes), in an hour and a half on two cores, or some of them by
-name; then the page is written again from the file of all figures. The table "published"
-has the models of `--files`:
+weights as it loads them; tables have the better figure. `--tables` measures all
+tables of docs/benchmarks-tables.md in an hour and a half on two cores, or some of them by name;
+`speed_tables.py` lists what each takes. docs/make_speed_tables.py then writes the pages from the
+file of all figures. The table "published" has the models of `--files`:
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --second-peer BENCH --files MODEL.gguf ... \
         --tables --json docs/cpu-speed.json
@@ -41,16 +41,16 @@ With `--tests load` the programs load the model and decode
 a token in turn, after once that does not count: libraries and the file are in memory then.
 
 llama-bench is a process of its own for each test of a round, which loads the model first, untimed.
-It keeps no cache from one to the next, so at a depth it evaluates a prompt of that length (whatever
-`--repeat` says) and decodes as many tokens as the others do in all rounds, once, up to
+It keeps no cache from one to the next. So at a depth it evaluates a prompt of that length (whatever
+`--repeat` says), and decodes once as many tokens as the others do in all rounds. That is done up to
 `--second-depth`. It measures no prompts at a depth and no sequences at the same time.
 
-With `--parallel` so many sequences are decoded at the same time, each after a prompt of its own:
-the scheduler's steps beside llama.cpp's batches, tokens per second of all together.
+`--parallel` decodes that many sequences at the same time, each after a prompt of its own. It counts
+tokens per second of all together, with the scheduler's steps beside llama.cpp's batches.
 
 A share "of the memory" is what a decoded token has to read of weights and cache, per second, next
-to the memory's bandwidth in the same round: the best of six reads of half a gigabyte by all
-threads.
+to the memory's bandwidth in the same round. The bandwidth is the best of six reads of half a
+gigabyte by all threads.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Model:
                 if test == "tg" and turn >= 0:
                     reads.append(programs[0].ask("bandwidth"))
                 for program, values in zip(programs, speeds, strict=True):
-                    command = "anew" if test == "pp" and depth == 0 else test
+                    command = "fresh" if test == "pp" and depth == 0 else test
                     n = count if turn >= 0 else max(1, count // 8)
                     if program.is_bench and depth > 0:
                         if turn != 0:

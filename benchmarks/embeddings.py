@@ -4,9 +4,9 @@
 
 The model has random weights, in F16 and in Q8_0. PROGRAM is llama.cpp's `llama-embedding`, which
 is run with batches of 512 tokens and of 2048; tables have the better one. Both programs read the
-same texts from a file, on one thread. Figures are seconds of the processor for all texts but one,
-the difference of two runs of the whole program, so that neither starting nor loading counts, and
-others who use the machine count less. Programs take turns; a figure is the median of the rounds.
+same texts from a file, on one thread. Figures are seconds of the processor for all texts but one:
+the difference of two runs of the whole program. So neither starting nor loading counts, and others
+who use the machine count less. Programs take turns; a figure is the median of the rounds.
 """
 
 from __future__ import annotations

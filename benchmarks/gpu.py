@@ -211,7 +211,7 @@ def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the line that fits best."""
+    """The slope of the line that fits best."""
     return statistics.linear_regression(x, y).slope
 
 

@@ -4,15 +4,15 @@
 
 A process of its own plays the polite client: it reads one answer after the other, token by token,
 and asks for `/health` every 20 ms. Hostile clients send requests of one kind for some seconds, and
-then of the next: numbers that no field can hold, bodies that are slow to read, samplers and stop
-strings by the thousand, grammars that take long, connections that break off. They need not get an
+then of the next. They send numbers that no field can hold, bodies that are slow to read, samplers
+and stop strings by the thousand, and grammars that take long. Some break off. They need not get an
 answer, but the polite client must.
 
-The table has a line for each kind: how many requests were sent and what they got, the polite
-client's slowest `/health` and longest gap between two tokens meanwhile, and the most memory that
-the server's front, its engine, and all its other processes took. A step of the engine is planned to
-take 100 ms, so a gap of three steps is 300 ms. Exit code 1 says that something was too late or too
-large, that a status was wrong, or that texts, pages or the server itself were lost.
+The table has a line for each kind: how many requests were sent, and what they got. It also has the
+polite client's slowest `/health` and longest gap between two tokens meanwhile. Last is the most
+memory of the server's front, of its engine, and of all its other processes. A step of the engine is
+planned to take 100 ms, so a gap of three steps is 300 ms. Exit code 1 says that something was too
+late or too large, that a status was wrong, or that texts, pages or the server itself were lost.
 """
 
 from __future__ import annotations

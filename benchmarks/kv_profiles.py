@@ -2,13 +2,13 @@
 
     python benchmarks/kv_profiles.py
 
-A profile is measured on some rows of the corpus generator as `localkv calibrate` does it. Then the
-types by layer that it gives within some bits, and every pair of at most 5.25 bits, are measured on
-other rows: the divergence of predictions from those with an f16 cache. Bits of types by layer are
-all that a cache of 16,384 tokens takes, tail and sink included. Those of pairs are of packed rows
-only, though every pair gets a tail of 64 tokens and a sink of 4, which help any type. All pairs are
-measured on half a row, and the best of them on all rows. Prints a Markdown table for each model:
-the types by layer, and the pairs that diverge least.
+A profile is measured on some rows of the corpus generator as `localkv calibrate` does it. Then
+other rows measure how far predictions diverge from f16's: with the types by layer that it gives
+within some bits, and with every pair of at most 5.25 bits. Bits of types by layer are all that a
+cache of 16,384 tokens takes, tail and sink included. Bits of pairs are of packed rows only, though
+every pair gets a tail of 64 tokens and a sink of 4, which help any type. All pairs are measured on
+half a row, and the best of them on all rows. Prints a Markdown table for each model: the types by
+layer, and the pairs that diverge least.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TRIED, SHOWN = 12, 4
 def divergences(
     model: Transformer, text: Sequence[Sequence[int]], caches: Sequence[CacheConfig]
 ) -> list[float]:
-    """Of each cache, in nats, with types by layer."""
+    """The divergence with each cache, in nats, with types by layer."""
     totals, n_scored = [0.0] * len(caches), 0
     for ids in text:
         chunk = ChunkCosts(model, ids, CacheConfig(n_ctx=ROW_TOKENS))

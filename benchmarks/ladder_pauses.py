@@ -3,8 +3,8 @@
     python benchmarks/ladder_pauses.py --shape llama-1b --context 8192 --share 0.333
 
 lets a text grow token by token in a cache of a shape's layers, within a share of what an f16 cache
-of the context takes, and prints the pages that changed, the longest wait between two tokens (in
-processor time), and what all waits are of the time of a token that takes `--token-ms`.
+of the context takes. It prints the pages that changed, and the longest wait between two tokens (in
+processor time). It also prints which share all waits have of tokens that take `--token-ms`.
 """
 
 from __future__ import annotations

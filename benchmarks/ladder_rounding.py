@@ -3,7 +3,7 @@
     python benchmarks/ladder_rounding.py models/tales-4M-F16.gguf
 
 prints, for chains of types, the error of K and of V (RMS, relative to the rows) after the whole
-chain, and that of packing rows of f16 in its last type. Rows are those of a model's own text, all
+chain, and the error of packing rows of f16 in its last type. Rows are from a model's own text, all
 layers, rotated as the cache rotates them.
 """
 

@@ -7,8 +7,8 @@ bytecode that an installed package has.
     load                of a model and a cache for 1,024 tokens, once all is imported. No file has
                         a tokenizer. localkv links its kernels and runs a layer, llama.cpp plans
                         its buffers, and copies the weights that it lays out in another order.
-    load and a token    and what either has put off: llama.cpp reads a mapped file with the first
-                        token, localkv makes panels during the next 16, which the next column has.
+    load and a token    and what either has put off. llama.cpp reads a mapped file with the first
+                        token. localkv makes panels during the next 16, which the next column has.
     load and 32 tokens
     start to a token    the first of these and, before it, Python and its imports, in which
                         llama.cpp's library is opened.
@@ -52,7 +52,7 @@ MODELS = (
 )
 
 Seconds = dict[str, list[tuple[float, ...]]]
-"""By program, for each round those of the columns."""
+"""The seconds of each program's rounds, a tuple of all columns each."""
 
 
 def run(path: Path, interpreters: Mapping[str, str], options: argparse.Namespace) -> Seconds:
@@ -72,7 +72,7 @@ def run(path: Path, interpreters: Mapping[str, str], options: argparse.Namespace
 
 
 def row(model: str, found: Seconds) -> list[str]:
-    """Of the table."""
+    """A row of the table."""
     cells = [model]
     for values in zip(*(zip(*rounds, strict=True) for rounds in found.values()), strict=True):
         middle = [statistics.median(of_program) for of_program in values]

@@ -7,8 +7,8 @@
   then the pages of docs/, which are as this version has them.
 - Recall (`localkv perplexity --needle`): a sentence far back, at the whole context, half and a
   quarter of it.
-- Tokens that the model writes by itself through each cache, drawn with a seed: how many of four
-  successive tokens came before in the same order, and the loop that it ends in, if there is one.
+- Tokens that the model writes by itself through each cache, drawn with a seed. How many of four
+  successive tokens came before in the same order, and in which loop does it end, if any?
 
 Prints tables. `--from FILE` shows again what `--json FILE` wrote.
 """

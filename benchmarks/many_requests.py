@@ -91,8 +91,10 @@ def long_prompt_beside_others(llm: LLM, n_prompt: int) -> dict[str, float]:
 
 
 def known_prefix(llm: LLM, n_known: int, n_new: int) -> dict[str, float]:
-    """Seconds to the first token of a prompt that is known but for its last tokens, beside those
-    that its new tokens take: behind the same rows, without a scheduler, and as a text of their own.
+    """Seconds to the first token of a prompt that is known but for its last tokens.
+
+    Beside it are the seconds that its new tokens take behind the same rows, without a scheduler,
+    and as a text of their own.
     """
     rng = random.Random(2)
     known = random_ids(llm, rng, n_known)

@@ -1,11 +1,14 @@
-"""What cache types cost in quality: the model that ships and its outlier twins, every type, rotated
-and not, every side alone, mixed pairs, tails and sinks, smoothing, and types by layer.
+"""What cache types cost in quality, measured on the model that ships and on its outlier twins.
+
+It measures every type, rotated and not, every side alone, mixed pairs, tails and sinks, smoothing,
+and types by layer.
 
     python benchmarks/quality.py --json quality.json --plot quality.png
 
-- The divergence (KLD) of every prediction from that with an f16 cache, not rotated, and how often
-  the most likely token is the same: text of the corpus generator that nothing was trained on,
-  through the cache, the second half of each row (as `localkv perplexity` counts).
+- The divergence (KLD) of every prediction from the one with an f16 cache, not rotated, and how
+often
+  the most likely token is the same. Nothing was trained on the text, which the corpus generator
+  makes. The second half of each row counts, as `localkv perplexity` counts it.
 - Recall: eight facts, stories, a question about one of the facts, at several distances. Whether the
   greedy answer is right, and the log-probability of the right answer.
 - Twins (models/outliers.py) compute the same function with outliers in K and V, as large models

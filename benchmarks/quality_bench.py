@@ -38,9 +38,9 @@ from localkv.quality.scores import TokenScores, base_cache, divergence, joined, 
 
 ROOT = Path(__file__).parents[1]
 KNOWN_ROWS = 2
-"""Of text that codebooks, smoothing and types by layer are measured with."""
+"""Rows of text that codebooks, smoothing and types by layer are measured with."""
 REFERENCE_ROWS = 2
-"""Of text that the reference backend reads."""
+"""Rows of text that the reference backend reads."""
 N_CTX = 2048  # holds the list of facts, the stories and the question
 
 
@@ -195,7 +195,7 @@ class Bench:
 
     @cached_property
     def profile(self) -> KVProfile:
-        """As `localkv calibrate` measures it."""
+        """The profile that `localkv calibrate` measures."""
         scope = self.scope
         return measure(
             self.smooth_model,

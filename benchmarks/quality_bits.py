@@ -17,7 +17,7 @@ def bits_after(cache: CacheConfig, groups: Sequence[CacheGroup], n_tokens: int) 
     """Bits per value of K and V when a text has `n_tokens`.
 
     Counts the packed rows with their scales, the sink, and the tail that the last token reads,
-    whose rows are kept twice if their types pack each by itself. What pages have room for besides
+    whose rows are kept twice if their types pack each by itself. Free room in pages
     is not counted, as it doesn't grow with a text. Layers with a window count as if they had none.
     """
     total = n_values = 0

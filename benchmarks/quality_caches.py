@@ -107,7 +107,7 @@ class Case:
         rotation: as in `CacheConfig`; in a case that is `settled`, "K, V", "K", "V" or "no".
         tail, sink: tokens; None for what the types have unless a user wants it otherwise.
         smoothed: whether the model's K and V are.
-        normal: codebooks are those of normal numbers, not the model's own.
+        normal: codebooks are made for normal numbers, not for the model.
         asks: facts are asked for as well.
         layers: types by layer, in the place of all others.
     """

@@ -1,8 +1,8 @@
 """The `nuq` types with and without outliers kept apart: KVQuant's ablation.
 
 The kernels always keep one of 64 values apart. So both are run by the reference backend with the
-types' references in NumPy, of which one is made to find no outliers: a block's scale is then that
-of all its values, and its field for outliers, half a bit per value, says nothing.
+types' references in NumPy. One of them is made to find no outliers. A block's scale then is for all
+its values, and its field for outliers, half a bit per value, says nothing.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def points(found: Iterable[Measured]) -> list[Point]:
 
 
 def frontier(found: Iterable[Measured]) -> list[Point]:
-    """Those that are rotated as used and that no other beats."""
+    """The caches that are rotated as used, and that no other one beats."""
     best: list[Point] = unbeaten(points(one for one in found if is_auto(one)))
     return best
 

@@ -23,7 +23,7 @@ MOST_QUESTION = 64
 
 @dataclass(frozen=True)
 class Recall:
-    """Of the probes at one distance.
+    """How often a fact was recalled at one distance.
 
     Attributes:
         right: share whose whole answer is the greedy continuation.

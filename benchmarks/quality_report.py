@@ -24,7 +24,7 @@ class Measured:
             made.
         layers: types by layer in words, of a cache that has them; its types are "mixed".
         bits: per packed value, the mean of K and V.
-        bits_after: with the tail and the sink after so many tokens.
+        bits_after: with the tail and the sink, by number of tokens.
         ppl_ratio: the perplexity over that with an f16 cache.
         recall: by distance; empty where it was not measured.
     """
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def log_p(self) -> float:
-        """Of right answers, over all distances."""
+        """The mean log-probability of right answers, over all distances."""
         count = sum(one.count for one in self.recall.values())
         return sum(one.log_p * one.count for one in self.recall.values()) / count
 

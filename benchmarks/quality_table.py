@@ -87,7 +87,7 @@ def has_default_rows(one: Measured) -> bool:
 def cost_table(report: Report) -> list[str]:
     """What the types cost, a row for each cache: KLD of all models, the rest where it differs most.
 
-    Pairs of two types with more bits than q8_0 are left out, and those of one side alone.
+    Pairs of two types with more bits than q8_0 are left out, and caches with one packed side.
     """
     plain, last = report.models[0], report.models[-1]
     shown = [one for one in as_used(report) if one.recall]
@@ -167,7 +167,7 @@ def least(found: Iterable[Measured], model: str, budget: float) -> Measured | No
 
 
 def tail_table(report: Report) -> list[str]:
-    """The same pairs with other tails and sinks."""
+    """A table of pairs with several tails and sinks."""
     header = ["K/V", "tail", "sink", "bits", *(f"at {n // 1024}k" for n in LENGTHS)]
     header += [f"KLD: {model}" for model in report.models]
     wanted = [

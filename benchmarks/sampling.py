@@ -51,7 +51,7 @@ def rows(n_vocab: int) -> dict[str, np.ndarray]:
 
 
 def milliseconds(sampler: Sampler, logits: np.ndarray, draws: int) -> float:
-    """Of a draw and of taking note of a token, another one each time."""
+    """The median time to draw a token and to take note of one, another one each time."""
     times = []
     for number in range(draws + 2):
         started = time.perf_counter()

@@ -140,7 +140,7 @@ class Measured:
         return {**self.settings, "rounds": self.rounds}
 
     def add(self, what: str, server: str, figures: Figures) -> None:
-        """Of one round."""
+        """Keep the figures of one round, and write the file."""
         self.rounds.setdefault(what, {}).setdefault(server, []).append(figures)
         told = {name: round(value, 2) for name, value in figures.items()}
         print(what, server, told, file=sys.stderr, flush=True)

@@ -82,7 +82,7 @@ class Client:
         """An answer of `n` tokens to a prompt.
 
         Args:
-            reads: go away after so many.
+            reads: go away after that many pieces of the answer.
             into: what grows, and is returned.
         """
         body = {

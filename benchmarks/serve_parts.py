@@ -68,10 +68,12 @@ async def together(client: Client, prompts: Sequence[list[int]], n: int) -> list
 
 
 async def streams(asked: Asked, found: Figures, count: int) -> None:
-    """So many equal streams: tokens per second of all, from the first request to the last token,
-    and while all are written; times to first tokens and between tokens; and how alike the rates are
-    at which they get their answers, from the request to the last token (Jain's index, 1 if all are
-    the same; Jain, Chiu and Hawe 1984)."""
+    """Run `count` equal streams.
+
+    Finds the tokens per second of all, from the first request to the last token, and while all are
+    written. It also finds the times to first tokens and between tokens, and how alike the rates of
+    the streams are (Jain's index, 1 if all are the same; Jain, Chiu and Hawe 1984).
+    """
     done = [Stream(time.perf_counter()) for _ in range(count)]
     try:
         async with asyncio.TaskGroup() as group:

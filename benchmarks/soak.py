@@ -2,16 +2,16 @@
 
     python benchmarks/soak.py --minutes 60
 
-In each round clients ask for texts of random lengths, many of which begin alike, in a cache that is
-too small for all: requests wait, are preempted, and drop each other's texts. Some keep to a schema,
-some break off, by a reset of the connection at a random moment, or read a byte at a time, and
-states are saved and restored between them. After a round nothing may run, no page may be missing,
+In each round clients ask for texts of random lengths, many of which begin alike. The cache is too
+small for all: requests wait, are preempted, and drop each other's texts. Some keep to a schema.
+Some reset the connection at a random moment, or read a byte at a time. States are saved and
+restored between them. After a round nothing may run, no page may be missing,
 and each of its texts must have the same bytes when it is asked for alone (as many of them as there
 is time for: as long as the round was, three times).
 
 The processes' memory may have grown by 2 % at the end of the rounds since the end of the first
 fifth. In the last sixth of the time the engine is killed again and again at random moments while
-clients ask; each time another one must serve, and nothing else may fail.
+clients ask. Each time another one must serve, and nothing else may fail.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ done before any is timed, except that `first` is what it is:
     tg N          decode N tokens from there on: seconds per token
     first         decode a token without one that goes before it
     pp N          evaluate a prompt of N tokens from there on: seconds per token
-    anew N        the same with an empty cache
+    fresh N       the same with an empty cache
     bytes N       of a token at the depth N that are read at least (localkv only)
     bandwidth     of the memory: bytes per second that all threads read (localkv only)
     begin N D K   evaluate N prompts of D tokens each, with room for K more: seconds per token
@@ -59,7 +59,7 @@ class Session(ABC):
 
     @abstractmethod
     def evaluate(self, ids: list[int], position: int) -> None:
-        """Evaluate ids at a position: the end of what the cache holds, or 0 to start anew."""
+        """Evaluate ids at a position: the end of what the cache holds, or 0 to start again."""
 
     @abstractmethod
     def begin(self, n: int, depth: int, n_more: int) -> None:
@@ -163,7 +163,7 @@ class LocalKV(Session):
 
 
 def physical_cores() -> int:
-    """As llama.cpp counts them (`cpu_get_num_physical_cores`)."""
+    """The number of physical cores, as llama.cpp counts them (`cpu_get_num_physical_cores`)."""
     siblings = set()
     for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*"):
         with contextlib.suppress(OSError):
@@ -257,7 +257,7 @@ class LlamaCpp(Session):
 
 
 def prompts(n: int, length: int, n_vocab: int) -> list[list[int]]:
-    """Of sequences, none of which begins like another."""
+    """Prompts of `n` sequences, none of which begins like another."""
     return [[(i * 7919 + 101 * k + 13) % n_vocab for i in range(length)] for k in range(n)]
 
 
@@ -268,9 +268,9 @@ CELL = struct.Struct("<iIi")
 def repeated_state(state: bytes, length: int) -> bytes:
     """The state of a sequence of llama.cpp whose cells are repeated up to `length`.
 
-    As `llama_context::state_seq_get_data` and `llama_kv_cache::state_write` have it: a mark and the
-    sequence, one stream, its cells; whether V is transposed, layers, and for each layer K's type,
-    bytes of a row and rows; then V's.
+    `llama_context::state_seq_get_data` and `llama_kv_cache::state_write` write such states: a mark
+    and the sequence, one stream, its cells. Then come whether V is transposed, the layers, and for
+    each layer K's type, bytes of a row and rows; then V's.
     """
     n_streams, n_cells = struct.unpack_from("<II", state, 8)
     end = 16 + CELL.size * n_cells
@@ -344,7 +344,7 @@ class LlamaBench:
         if command == "tg":
             test = ("-gp", f"{self.depth},{n}") if self.depth else ("-n", str(n))
             return 1 / float(self.run("-p", "0", "-n", "0", *test)["avg_ts"])
-        if command == "anew":
+        if command == "fresh":
             return 1 / float(self.run("-p", str(n), "-n", "0")["avg_ts"])
         return None
 
@@ -403,7 +403,7 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
             continue
         if command != "first":
             session.settle()
-        if command in ("tg", "pp", "anew"):
+        if command in ("tg", "pp", "fresh"):
             go_on(1)  # caches are cold, threads asleep
         elif command == "many":
             session.step()
@@ -420,7 +420,7 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
                 session.step()
         elif command == "pp":
             go_on(n)
-        elif command == "anew":
+        elif command == "fresh":
             at = 0
             go_on(n)
         else:  # "tg", and "first", which nothing goes before

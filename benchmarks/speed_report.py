@@ -58,7 +58,7 @@ class Figure:
 
     @property
     def share(self) -> float:
-        """Of the memory's bandwidth that a decoded token takes; 0 if it is not known."""
+        """The share of the memory's bandwidth that a decoded token takes; 0 if it is not known."""
         shares = [self.n_bytes * a / b for a, b in zip(self.values, self.reads, strict=False)]
         return statistics.median(shares) if shares else 0.0
 
@@ -155,7 +155,7 @@ class _Found:
         return max((one for one in found if one), key=lambda one: one.median, default=None)
 
     def share(self, line: tuple[str, str, str], depth: int) -> float:
-        """Of the memory's bandwidth that ours takes; 0 if it is not known."""
+        """The share of the memory's bandwidth that ours takes; 0 if it is not known."""
         ours = self.get(line, depth, OURS)
         return ours.share if ours else 0.0
 

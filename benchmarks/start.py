@@ -2,21 +2,21 @@
 
 A script that calls a model in a loop waits for all of it each time: the interpreter, libraries, the
 file, the prompt. Programs take turns; each runs alone, with its own defaults, as one process that
-ends after `-n` tokens of one prompt. localkv runs three times: as on most days; in a new home, at
-the very first start, with the kernels that the package carries (`make run` builds them); and where
-it carries none, so that all are compiled.
+ends after `-n` tokens of one prompt. localkv runs three times: as on most days, then
+in a new home, as at the very first start, with the kernels that the package carries (`make run`
+builds them). The third time it carries none, so that all are compiled.
 
 PEER is an interpreter that has llama-cpp-python, and LLAMA_CLI llama.cpp's own program
 (llama-completion or llama-cli), which are left out if they are not named:
 
     python benchmarks/start.py --model MODEL --peer PEER --llama-cli LLAMA_CLI
 
-Columns, in seconds: *start* until the model is opened, *load* until it is ready, *first token* from
-then on, *longest gap* between two pieces of text after that, *whole process* from its start to its
-end as its parent sees it; and the most memory that it had, which counts pages of mapped files that
-it touched. The gap of localkv is that of another process, whose output is read through a pipe. A
-round that does not count comes first, so that files are in memory, and bytecode is written, which
-an installed package has.
+Columns are seconds: *start* until the model is opened, *load* until it is ready, *first token* from
+then on, *longest gap* between two pieces of text after that. *Whole process* is from its start to
+its end, as its parent sees it. The last column is the most memory that it had, which counts pages
+of mapped files that it touched. The gap of localkv is that of another process, whose output is read
+through a pipe. A round that does not count comes first, so that files are in memory, and bytecode
+is written, which an installed package has.
 """
 
 from __future__ import annotations

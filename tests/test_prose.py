@@ -1,9 +1,11 @@
-"""The check of sentences in pages and docstrings (`.ci/prose`)."""
+"""The check of sentences in pages, docstrings and helps (`.ci/prose`)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,25 @@ def test_docstrings_are_read_and_comments_are_not(tmp_path):
 def test_a_phrase_comes_with_a_plainer_one(tmp_path):
     (one,) = found(tmp_path / "page.md", "It is read anew.\n")
     assert one.startswith("1: 'anew' (again)")
+
+
+def test_the_help_of_an_option_is_one_text(tmp_path):
+    loader = SourceFileLoader("prose", str(PROSE))
+    prose = module_from_spec(spec_from_loader("prose", loader))
+    loader.exec_module(prose)
+    page = tmp_path / "commands.md"
+    page.write_text(
+        "Model:\n"
+        "  -t, --threads N       CPU threads.\n"
+        "  -Cr, --cpu-range A-B  The same as a\n"
+        "                        range.\n"
+        "  --a-long-name-of-an-option N\n"
+        "                        Of a seed.\n"
+        "\n"
+        "  No option stands here.\n"
+    )
+    assert [(line, text) for _, line, text in prose.helps(page)] == [
+        (2, "CPU threads."),
+        (3, "The same as a range."),
+        (5, "Of a seed."),
+    ]
