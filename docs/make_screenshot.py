@@ -1,13 +1,23 @@
-"""Write docs/chat.svg, a screenshot of a real conversation: `python docs/make_screenshot.py`.
+"""Write docs/chat.svg and docs/page.png, screenshots of real conversations.
 
-The chat runs with the model that ships, without a terminal; the speeds are this machine's.
+    python docs/make_screenshot.py SmolLM2-135M-Instruct.Q4_1.gguf
+
+The chat runs with this model and without a terminal, then a server with it, and its page in
+Chromium. Speeds are this machine's.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import re
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
+
+from playwright.sync_api import Error, expect, sync_playwright
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
@@ -19,27 +29,25 @@ from localkv.tui.app import ChatApp
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.widgets.prompt import PromptSubmitted
 
-PICTURE = Path(__file__).with_name("chat.svg")
-MODEL = str(PICTURE.parents[1] / "models" / "tales-4M-F16.gguf")
+DOCS = Path(__file__).resolve().parent
 SIZE = (116, 40)
 CONVERSATION = (
-    "Remember this: The code of the owl is 735. Mia likes honey.",
-    "Tell me a story about a fox named Mia.",
-    "What is the code of the owl?",
+    "Why is the sky blue? Answer in two sentences.",
+    "Write a Python function that returns the mean of a list.",
 )
 
 
-async def screenshot() -> str:
-    """The picture as SVG."""
+async def screenshot(model: str) -> str:
+    """The picture of the chat as SVG."""
     arguments = {
-        "n_ctx": 1024,
-        "cache_type_k": "q4_0",
-        "cache_type_v": "q8_0",
+        "n_ctx": 4096,
+        "cache_type_k": "q4_1c",
+        "cache_type_v": "q4_0",
         "n_threads": default_threads(),
     }
-    params = SamplingParams(temperature=0.5, seed=5)
-    session = ChatSession(Store(":memory:"), model=MODEL, params=params)
-    app = ChatApp(ChatScreen(session, EngineOptions(MODEL, arguments), EngineProcess))
+    params = SamplingParams(temperature=0)
+    session = ChatSession(Store(":memory:"), model=model, params=params)
+    app = ChatApp(ChatScreen(session, EngineOptions(model, arguments), EngineProcess))
     async with app.run_test(size=SIZE) as pilot:
         while app.chat.meter.facts is None:
             await pilot.pause(0.1)
@@ -52,10 +60,50 @@ async def screenshot() -> str:
         return app.export_screenshot(title="localkv chat")
 
 
+def photograph(model: str, picture: Path) -> None:
+    """Write a picture of the page of a server that has this model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    options = ["-m", model, "--port", port, "--preset", "compact", "-c", "4096", "-np", "2"]
+    server = subprocess.Popen([sys.executable, "-m", "localkv", "serve", *options, "-q"])
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            page = browser.new_page(viewport={"width": 1000, "height": 700})
+            for _ in range(100):
+                try:
+                    page.goto(f"http://127.0.0.1:{port}/")
+                    break
+                except Error:  # the server does not listen yet
+                    page.wait_for_timeout(300)
+            page.keyboard.press("Alt+s")
+            for name, value in {"max_tokens": "220", "temperature": "0"}.items():
+                page.locator(f"[name={name}]").fill(value)
+            page.get_by_role("button", name="Save").click()
+            for number, text in enumerate(CONVERSATION, start=1):
+                page.get_by_label("Message", exact=True).fill(text)
+                page.keyboard.press("Enter")
+                done = page.locator(".message.assistant .actions")
+                expect(done).to_have_count(number, timeout=60_000)
+                expect(page.locator("#send")).to_be_visible(timeout=60_000)
+            page.screenshot(path=picture)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
-    svg = asyncio.run(screenshot())
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", help="a GGUF file with a chat template")
+    model = parser.parse_args().model
+    svg = asyncio.run(screenshot(model))
     # the exporter makes up names that differ each time
-    PICTURE.write_text(re.sub(r"terminal-\d+", "terminal", svg), encoding="utf-8")
+    (DOCS / "chat.svg").write_text(re.sub(r"terminal-\d+", "terminal", svg), encoding="utf-8")
+    photograph(model, DOCS / "page.png")
 
 
 if __name__ == "__main__":
