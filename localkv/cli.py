@@ -37,6 +37,10 @@ COMMANDS = {
     "plan": ("localkv.commands.plan", "Say what fits in memory."),
     "calibrate": ("localkv.commands.calibrate", "Measure which layers need which cache types."),
     "quantize": ("localkv.commands.quantize", "Write a model's weights in another type."),
+    "imatrix": (
+        "localkv.commands.imatrix",
+        "Measure which columns of weights count, for quantize.",
+    ),
     "show": ("localkv.commands.show", "Show what is in a model file."),
     "tokenize": ("localkv.commands.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.commands.tokenize", "Turn token ids into text."),

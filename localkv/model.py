@@ -87,6 +87,8 @@ class ModelWeights:
     `prediction` is None unless it was asked for. `position_embd`, `token_type` [n_embd] and
     `embedding_norm` are None in models whose embedding has rows of tokens only. An encoder has no
     output matrix; nothing reads its `output`. `classifier` is None in models that score nothing.
+    `names` has, by the `id` of a matrix or a stack of them, the names of the file's tensors whose
+    rows it has.
     """
 
     token_embd: PackedTensor
@@ -102,6 +104,7 @@ class ModelWeights:
     embedding_norm: Norm | None = None
     classifier: ClassifierWeights | None = None
     dense: tuple[Linear, ...] = ()
+    names: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

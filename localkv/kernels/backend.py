@@ -155,6 +155,11 @@ def lacks_nothing(layer: LayerSpec) -> str:
     return ""
 
 
+Tell = Callable[[object, Array, int | None], None]
+"""(a weight, rows float [n, n_in], the matrix of a stack): before a matrix, a stack of them or the
+vector of a gate is multiplied with rows, it is given. After a norm its rows are, with the norm. A
+stack is given one matrix at a time, by its number; else it is None."""
+
 Mix = Callable[[Array, LayerWeights, LayerSpec, TokenInputs, LayerCache, Batch], Array]
 FeedForward = Callable[[Array, Array, LayerWeights, LayerSpec], Array]
 
@@ -380,6 +385,8 @@ class Backend:
         lacks: (layer) -> what of a layer whose kinds it has it can't do, in words, or nothing.
         kept_sums: what an audit asks of logits that are on the host (`kernels/kept_sums.py`).
         turns: one thread at a time runs the operations: they share scratch memory and more.
+        watched: the same operations without fusion, which tell a function of all that products are
+            given; None where there are none. They round as the backend's own.
     """
 
     name: str
@@ -413,6 +420,7 @@ class Backend:
     lacks: Callable[[LayerSpec], str] = lacks_nothing
     kept_sums: Callable[[Logits, Kept], KeptSums] = kept_sums
     turns: Turns = field(default_factory=Turns)
+    watched: Callable[[Tell], Backend] | None = None
 
     @property
     def processor(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from localkv.arch.spec import (
@@ -16,7 +17,7 @@ from localkv.arch.spec import (
 )
 from localkv.cache.arrays import Array, Arrays
 from localkv.kernels.attention_mixers import encoder_attention, grouped_attention, latent_attention
-from localkv.kernels.backend import Backend, Methods, capped_logits, scaled
+from localkv.kernels.backend import Backend, Methods, Tell, capped_logits, scaled
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
@@ -25,6 +26,7 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
+from localkv.kernels.moe import moe_mlp
 from localkv.kernels.namespace import namespace
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.recurrent import Recurrence, recurrent_mixers
@@ -40,8 +42,28 @@ def compose(
     methods: Methods,
     head_dim_multiple: int = 1,
     compiles: bool = False,
+    tell: Tell | None = None,
 ) -> Backend:
-    """A backend whose functions are put together from primitives, without fusion."""
+    """A backend whose functions are put together from primitives, without fusion.
+
+    Args:
+        tell: called with what products are given, and what norms make.
+    """
+    own, given = p, tell
+    if given is not None:
+        p = _telling(p, given)
+
+    def expert_product(x: Array, stack: PackedTensor, expert: int) -> Array:
+        if given is not None:
+            given(stack, x, expert)
+        return p.matmul(x, stack[expert])
+
+    def experts(x: Array, weights: MoeWeights, moe: MoeSpec, routed: Array | None) -> Array:
+        if given is not None and weights.ffn_gate_inp_shexp is not None:
+            given(weights.ffn_gate_inp_shexp, x, None)
+        return moe_mlp(
+            x, weights, moe, routed, product=expert_product, linear=p.linear, activate=p.activate
+        )
 
     def normed(x: Array, norm: Norm | None) -> Array:
         return x if norm is None else p.norm(x, norm)
@@ -73,7 +95,7 @@ def compose(
         assert isinstance(spec.ffn, MoeSpec)
         h = normed(layer_input if spec.parallel else x, layer.ffn_norm)
         routed = layer_input if spec.ffn.router_reads_input else None
-        y = p.moe_mlp(h, layer.ffn, spec.ffn, routed)
+        y = experts(h, layer.ffn, spec.ffn, routed)
         return residual(x, y, layer.post_ffn_norm, spec)
 
     def both_residual(x: Array, layer_input: Array, layer: LayerWeights, spec: LayerSpec) -> Array:
@@ -82,7 +104,7 @@ def compose(
         assert isinstance(ffn, MlpAndMoeSpec)
         dense = p.norm(mlp(normed(x, layer.ffn_norm), weights.mlp, ffn.mlp), weights.post_mlp_norm)
         routing = normed(x, weights.moe.router_norm)
-        routed = p.moe_mlp(p.norm(x, weights.moe_norm), weights.moe, ffn.moe, routing)
+        routed = experts(p.norm(x, weights.moe_norm), weights.moe, ffn.moe, routing)
         y = dense + p.norm(routed, weights.post_moe_norm)
         return residual(x, y, layer.post_ffn_norm, spec)
 
@@ -94,6 +116,17 @@ def compose(
         xp = namespace(x)
         y = xp.asarray(p.linear(p.norm(x, output_norm), output), dtype=xp.float32)
         return capped_logits(y, spec)
+
+    def watched(tell: Tell) -> Backend:
+        return compose(
+            name,
+            own,
+            arrays=arrays,
+            methods=methods,
+            head_dim_multiple=head_dim_multiple,
+            compiles=compiles,
+            tell=tell,
+        )
 
     return Backend(
         name=name,
@@ -117,4 +150,25 @@ def compose(
         methods=methods,
         head_dim_multiple=head_dim_multiple,
         compiles=compiles,
+        watched=watched,
     )
+
+
+def _telling(p: Primitives, tell: Tell) -> Primitives:
+    """Primitives that call `tell` with what products are given, and what norms make."""
+
+    def norm(x: Array, norm: Norm) -> Array:
+        y = p.norm(x, norm)
+        tell(norm, y, None)
+        return y
+
+    def linear(x: Array, layer: Linear) -> Array:
+        tell(layer.weight, x, None)
+        return p.linear(x, layer)
+
+    def head_products(x: Array, stack: PackedTensor) -> Array:
+        for head in range(x.shape[1]):
+            tell(stack, x[:, head], head)
+        return p.head_products(x, stack)
+
+    return replace(p, norm=norm, linear=linear, head_products=head_products)

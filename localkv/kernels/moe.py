@@ -23,7 +23,8 @@ MIN_WEIGHT_SUM = 2.0**-14
 LARGE = 20.0
 """From here on softplus is the identity, as in ggml."""
 
-MatMul = Callable[[Array, PackedTensor], Array]
+ExpertProduct = Callable[[Array, PackedTensor, int], Array]
+"""(rows [n, n_in], stack [n_experts, n_out, n_in], expert) -> its product [n, n_out]."""
 Activate = Callable[[Array, Array | None, MlpSpec], Array]
 
 
@@ -111,13 +112,13 @@ def moe_mlp(
     moe: MoeSpec,
     routed: Array | None = None,
     *,
-    matmul: MatMul,
+    product: ExpertProduct,
     linear: Callable[[Array, Linear], Array],
     activate: Activate,
 ) -> Array:
     """Weighted sum of the chosen experts' blocks, and the shared one: [tokens, n_embd].
 
-    `matmul`, `linear` and `activate` are the backend's. The steps between them give each token
+    `product`, `linear` and `activate` are the backend's. The steps between them give each token
     the same alone as in any batch.
 
     Args:
@@ -133,8 +134,8 @@ def moe_mlp(
         rows, factors = read[tokens], weights[tokens, choice, None]
         if moe.weighs_input:
             rows = rows * factors
-        hidden = _hidden(rows, expert, tokens, layer, moe, matmul, activate)
-        y = matmul(hidden, layer.ffn_down_exps[expert])
+        hidden = _hidden(rows, expert, tokens, layer, moe, product, activate)
+        y = product(hidden, layer.ffn_down_exps, expert)
         if layer.down_adapters is not None:
             y = layer.down_adapters.add(hidden, y, tokens=tokens, expert=expert)
         if layer.down_scale is not None:
@@ -155,26 +156,26 @@ def _hidden(
     tokens: Array,
     layer: MoeWeights,
     moe: MoeSpec,
-    matmul: MatMul,
+    product: ExpertProduct,
     activate: Activate,
 ) -> Array:
     """The hidden rows of an expert's block: [rows, n_ff], of these tokens."""
 
-    def product(stack: PackedTensor, bias: Array | None, adapters: Adapters | None) -> Array:
-        y = matmul(rows, stack[expert])
+    def times(stack: PackedTensor, bias: Array | None, adapters: Adapters | None) -> Array:
+        y = product(rows, stack, expert)
         if adapters is not None:
             y = adapters.add(rows, y, tokens=tokens, expert=expert)
         return y if bias is None else y + bias[expert]
 
     spec = moe.expert
     if layer.ffn_gate_up_exps is not None:
-        both = product(layer.ffn_gate_up_exps, layer.gate_up_bias, layer.gate_up_adapters)
+        both = times(layer.ffn_gate_up_exps, layer.gate_up_bias, layer.gate_up_adapters)
         return activate(both[:, : moe.n_ff], both[:, moe.n_ff :], spec)
     assert layer.ffn_up_exps is not None
-    up = product(layer.ffn_up_exps, layer.up_bias, layer.up_adapters)
+    up = times(layer.ffn_up_exps, layer.up_bias, layer.up_adapters)
     if layer.ffn_gate_exps is None:
         return activate(up, None, spec)
-    gate = product(layer.ffn_gate_exps, layer.gate_bias, layer.gate_adapters)
+    gate = times(layer.ffn_gate_exps, layer.gate_bias, layer.gate_adapters)
     return activate(gate, up, spec)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localkv.arch.spec import MlpSpec, MoeSpec
+from localkv.arch.spec import MlpSpec
 from localkv.cache.arrays import Array
 from localkv.kernels.attention import PackGroups, Rotate, SegmentAttention, StoreKV
 from localkv.kernels.backend import as_in_file
-from localkv.kernels.layer_weights import Linear, MoeWeights, Norm
+from localkv.kernels.layer_weights import Linear, Norm
 from localkv.kernels.namespace import dtype_name, namespace
 from localkv.kernels.rope import RopeTable
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -84,8 +84,7 @@ class Primitives:
         apply_rope: (rows [tokens, heads, channels], rotations) -> rotated rows.
         store_kv, pack_groups, attention, rotate: see their types.
         activate: as `activation.activate`.
-        moe_mlp: (x, weights, spec, what the router reads if not x) -> the experts' output
-            [tokens, n_embd].
+        matmul: (x [tokens, n_in], matrix [n_out, n_in]) -> [tokens, n_out].
         latents: see `SegmentLatents`.
         head_products: (x [tokens, heads, n_in], a stack [heads, n_out, n_in]) -> each head's
             product [tokens, heads, n_out].
@@ -101,7 +100,7 @@ class Primitives:
     attention: SegmentAttention
     rotate: Rotate
     activate: Callable[[Array, Array | None, MlpSpec], Array]
-    moe_mlp: Callable[[Array, MoeWeights, MoeSpec, Array | None], Array]
+    matmul: Callable[[Array, PackedTensor], Array]
     latents: SegmentLatents
     head_products: Callable[[Array, PackedTensor], Array]
     prepare: Callable[[PackedTensor], PackedTensor] = as_in_file

@@ -153,6 +153,8 @@ class TensorReader:
         late: prepares weights that may be laid out after loading, if there are any.
         at: the prefix of all names, such as "blk.3." for a layer.
         taken: names of the tensors handed out, whole.
+        names: by the `id` of a prepared matrix, or stack of them, the names of the tensors whose
+            rows it has, whole.
     """
 
     source: TensorSource
@@ -161,6 +163,7 @@ class TensorReader:
     late: LatePreparation | None = None
     at: str = ""
     taken: set[str] = field(default_factory=set)
+    names: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def layer(self, index: int) -> TensorReader:
         """Hands out the tensors of a layer, by names without its number."""
@@ -192,7 +195,8 @@ class TensorReader:
             return self.matrix(name, *shape)
         packed = self.packed(name, *shape)
         with self._room(name, packed):
-            return self.late.prepare(packed, partial(self._release, name))
+            weight = self.late.prepare(packed, partial(self._release, name))
+        return self._named(weight, name)
 
     def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
         """The matrix of embeddings, as the backend wants it."""
@@ -200,10 +204,19 @@ class TensorReader:
         with self._room(name, packed):
             return self._prepared(name, self.backend.prepare_embedding(packed))
 
-    def derived(self, name: str, packed: PackedTensor) -> PackedTensor:
-        """A part of a tensor, or what was made of it, as the backend's products want it."""
+    def derived(self, name: str, packed: PackedTensor, *others: str) -> PackedTensor:
+        """A part of a tensor, or what was made of it, as the backend's products want it.
+
+        Args:
+            others: names of further tensors that it was made of.
+        """
         with self._room(name, packed):
-            return self.backend.prepare(packed)
+            weight = self.backend.prepare(packed)
+        return self._named(weight, name, *others)
+
+    def _named(self, weight: PackedTensor, *names: str) -> PackedTensor:
+        self.names[id(weight)] = tuple(self.at + name for name in names)
+        return weight
 
     def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
         return naming_what_fails(
@@ -330,7 +343,8 @@ class TensorReader:
         rows = np.stack([part.rows.reshape(n_heads, n_out, -1) for part in parts], axis=1)
         n_rows = len(parts) * n_heads * n_out
         whole = replace(parts[0], rows=rows.reshape(n_rows, -1), shape=(n_rows, n_in))
-        linear = Linear(self.derived(f"{names[0]}.weight", whole))
-        for name in names:
-            self._release(f"{name}.weight")
+        tensors = [f"{name}.weight" for name in names]
+        linear = Linear(self.derived(tensors[0], whole, *tensors[1:]))
+        for tensor in tensors:
+            self._release(tensor)
         return linear

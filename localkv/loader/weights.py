@@ -194,6 +194,7 @@ def model_weights(
         embedding_norm=read.norm(config.embedding_norm, n_embd) if config.embedding_norm else None,
         classifier=classifier_weights(behind, config.classifier, n_embd),
         dense=dense_weights(behind, config),
+        names=read.names,
     )
     if not predicts or config.prediction is None:
         return weights

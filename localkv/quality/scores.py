@@ -126,7 +126,7 @@ def score_chunks(
                 batches = [base_logits]
             else:
                 batches = _logits(model, chunk, cache, n_batch, prefill_exact)
-            scores.append(_score(model, chunk, batches, base_logits))
+            scores.append(score_chunk(chunk, batches, base_logits))
         yield scores
 
 
@@ -153,13 +153,19 @@ def _logits(
         at += len(batch)
 
 
-def _score(
-    model: Transformer, chunk: Sequence[int], batches: Iterable[Logits], base_logits: Logits | None
+def score_chunk(
+    chunk: Sequence[int], batches: Iterable[Logits], base_logits: Logits | None = None
 ) -> TokenScores:
+    """The scores of a chunk.
+
+    Args:
+        batches: logits that predict the scored tokens, float32 [any number, n_vocab].
+        base_logits: what they are compared with, [scored tokens, n_vocab].
+    """
     targets = np.array(chunk[first_scored(len(chunk)) + 1 :])
-    n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
     parts, at = [], 0
     for batch in batches:
+        n_rows = max(1, _BLOCK_VALUES // batch.shape[-1])
         for start in range(0, len(batch), n_rows):
             logits = batch[start : start + n_rows]
             rows = slice(at, at + len(logits))

@@ -15,8 +15,8 @@ from localkv.kernels.gpu.moe import expert_tiles, route
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import route as plain_route
-from localkv.kernels.reference.backend import moe_mlp
 from localkv.quant_formats.packed_tensor import PackedTensor
+from support.cpu_ops import moe_mlp
 from support.gpu_products import EXACT, error, far, prepared, with_rows
 from support.quick import quick
 from support.random_packed import random_packed

@@ -11,10 +11,11 @@ import torch
 from localkv.arch.spec import MoeSpec
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.moe import route
-from localkv.kernels.reference.backend import linear, matmul, moe_mlp
+from localkv.kernels.reference.backend import linear, matmul
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, packed_tensor
 from localkv.quant_formats.base import Codec, QuantFormat, split_blocks
+from support.cpu_ops import moe_mlp
 from support.packed_rows import join_planes
 from support.random_packed import random_packed
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from localkv.arch.spec import MoeSpec
 from localkv.kernels import moe
+from localkv.kernels.activation import activate
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.layers import chains
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.store import store_kv
 from localkv.kernels.layer_weights import Linear, MoeWeights
+from localkv.kernels.reference.backend import linear, matmul
 from localkv.quant_formats.packed_tensor import PackedTensor
 from support.torch_edge import numpy_of, torch_of, with_tensors
 
@@ -39,11 +41,23 @@ class TensorProducts(CpuProducts):
         return torch_of(super().linear(numpy_of(x), numpy_of(layer)))
 
 
+def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec, routed: Tensor | None = None) -> Tensor:
+    """`moe_mlp` with the reference's primitives."""
+
+    def product(x: Tensor, stack: PackedTensor, expert: int) -> Tensor:
+        return matmul(x, stack[expert])
+
+    y: Tensor = moe.moe_mlp(
+        x, layer, spec, routed, product=product, linear=linear, activate=activate
+    )
+    return y
+
+
 def moe_mlp_cpu(x: Tensor, layer: MoeWeights, spec: MoeSpec, products: CpuProducts) -> Tensor:
     """`moe_mlp` with the CPU's primitives."""
     run = partial(
         moe.moe_mlp,
-        matmul=lambda x, weight: numpy_of(products.matmul(x, weight)),
+        product=lambda x, stack, expert: numpy_of(products.matmul(x, stack[expert])),
         linear=lambda x, layer: numpy_of(products.linear(x, layer)),
         activate=chains.activate_cpu,
     )

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +81,6 @@ from localkv.kernels.cpu.store.store_kv import (
 )
 from localkv.kernels.kept_sums import Kept, KeptSums, Logits
 from localkv.kernels.layer_weights import MoeWeights
-from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
@@ -225,9 +223,7 @@ def cpu_backend() -> Backend:
             store_kv=store_kv_cpu,
             pack_groups=store_groups_cpu,
             linear=products.linear,
-            moe_mlp=partial(
-                moe_mlp, matmul=products.matmul, linear=products.linear, activate=activate_cpu
-            ),
+            matmul=products.matmul,
             norm=norm_cpu,
             activate=activate_cpu,
             apply_rope=apply_rope_cpu,

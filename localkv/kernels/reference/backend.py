@@ -23,23 +23,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import (
-    AttentionParams,
-    AttentionSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    MoeSpec,
-)
+from localkv.arch.spec import AttentionParams, AttentionSpec, LatentAttentionSpec, LayerSpec
 from localkv.cache.arrays import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels import moe
 from localkv.kernels import primitives as by_tile
 from localkv.kernels.activation import activate
 from localkv.kernels.attention import merge_segments, times_scales
 from localkv.kernels.attention_mixers import grouped_attention
 from localkv.kernels.backend import Backend, Method, Methods, TokenInputs
 from localkv.kernels.compose import compose
-from localkv.kernels.layer_weights import AttentionWeights, Linear, MoeWeights, Norm
+from localkv.kernels.layer_weights import AttentionWeights, Linear, Norm
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.torch_arrays import TorchArrays, decode, decoded, encode
 from localkv.kernels.rope import RopeTable
@@ -95,12 +88,6 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
 def head_products(x: Tensor, stack: PackedTensor) -> Tensor:
     """See `primitives.head_products`."""
     y: Tensor = by_tile.head_products(x, stack, matmul)
-    return y
-
-
-def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec, routed: Tensor | None = None) -> Tensor:
-    """See `kernels.moe.moe_mlp`."""
-    y: Tensor = moe.moe_mlp(x, layer, spec, routed, matmul=matmul, linear=linear, activate=activate)
     return y
 
 
@@ -394,7 +381,7 @@ def reference_backend(
         attention=attention_reference,
         rotate=hadamard_transform,
         activate=activate,
-        moe_mlp=moe_mlp,
+        matmul=matmul,
         latents=latents_reference,
         head_products=head_products,
     )

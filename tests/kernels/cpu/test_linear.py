@@ -17,12 +17,11 @@ from localkv.arch.spec import MoeSpec
 from localkv.kernels.cpu.linear.jobs import IN_PLACE_FORMATS, LAYOUTS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
-from localkv.kernels.reference.backend import moe_mlp
 from localkv.kernels.reference.torch_arrays import decoded
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads, use_threads
-from support.cpu_ops import TensorProducts, moe_mlp_cpu
+from support.cpu_ops import TensorProducts, moe_mlp, moe_mlp_cpu
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
 from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, SKYLAKE, runs_here
 from support.quick import LIKE_OTHERS, quick, quick_types
