@@ -136,7 +136,9 @@ def what_meets(weights: ModelWeights) -> dict[int, Met]:
     """By the `id` of a weight or a norm that `Tell` is given, what meets rows.
 
     Older files have one tensor of what makes keys and values of latents (`attn_kv_b`). Its columns
-    meet the latents, which a norm makes. The stacks that are made of it meet other rows.
+    meet the latents, which a norm makes. The stacks that are made of it meet other rows. Several
+    matrices may have parts of one tensor's rows, such as q, K and V. Activations that meet all of
+    them count once.
     """
     met = {key: Met(names) for key, names in weights.names.items()}
     for number, layer in enumerate(weights.layers):
@@ -150,6 +152,10 @@ def what_meets(weights: ModelWeights) -> dict[int, Met]:
                 continue
             for stack in (mixer.attn_k_b, mixer.attn_v_b):
                 met[id(stack)] = replace(met[id(stack)], n_parts=stack.shape[0])
+    seen = set[str]()
+    for key, what in met.items():
+        met[key] = replace(what, names=tuple(name for name in what.names if name not in seen))
+        seen.update(what.names)
     return met
 
 

@@ -28,7 +28,10 @@ from localkv.loader.tokenizer import tokenizer_from_metadata
 from support.f32_copy import f32_copy
 from support.paths import DATA, MODELS
 
-CONFORMANCE = ("archs/llama-moe", "archs/qwen2moe", "archs2/deepseek2", "archs2/deepseek2-legacy")
+CONFORMANCE = (
+    *("archs/llama-moe", "archs/qwen2moe", "archs2/deepseek2", "archs2/deepseek2-legacy"),
+    *("archs2/glm4", "archs2/qwen3next"),
+)
 N_CTX = 64
 
 
