@@ -46,7 +46,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _same_random_tensors() -> None:
-    """Whichever tests came before in this process; not those of a generator that a test seeds."""
+    """Seed torch, whichever tests came before; a test may seed its own generator."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(20_000)
 

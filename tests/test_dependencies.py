@@ -16,8 +16,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN_NAMES = {"nvidia-ml-py": "pynvml"}
 """Modules of packages that need not be installed."""
 BROUGHT_ALONG = {"llvmlite", "pillow"}
-"""Numba asks for one version of the first, and its types are part of Numba's interface; Matplotlib
-writes its PNGs with the second, which asks for no version of its own."""
+"""Numba asks for one version of the first, whose types are part of Numba's interface. Matplotlib
+writes its PNGs with the second, and asks for no version of its own."""
 
 
 CHOSEN_BY_NAME = {"httptools"}

@@ -231,7 +231,7 @@ def test_one_mixer_beside_another(tmp_path: Path) -> None:
 def test_the_last_layer_may_be_a_block_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in Nemotron-H: it stores neither rows nor a state."""
+    """Nemotron-H has such a layer: it stores neither rows nor a state."""
     monkeypatch.setitem(LAYERS, "nemotron_h", ["mamba", "attention", "mamba", "mlp"])
     path = hybrid("nemotron_h").write(tmp_path / "model.gguf")
     want = logits(path, reference_backend(torch.float64), IDS, "f32")
@@ -268,7 +268,7 @@ def interleaved(model: HybridModel) -> HybridModel:
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 def test_tensors_by_key_head(backend: Backend, tmp_path: Path) -> None:
-    """Those of the first converter and of Qwen3-Next, whose parts lie together by key head."""
+    """Files of the first converter and of Qwen3-Next, whose parts lie together by key head."""
     paths = [
         hybrid("qwen35").write(tmp_path / "apart.gguf"),
         interleaved(hybrid("qwen35")).write(tmp_path / "together.gguf"),

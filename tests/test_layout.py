@@ -13,7 +13,7 @@ import pytest
 from support.paths import ROOT, TESTS
 
 OTHER_FOLDERS = {"aot", "attack", "benchmarks", "data", "interpreter", "models", "real", "support"}
-"""Of tests that need a process or a compiler of their own, or of what is no package."""
+"""Folders of tests that need a process or a compiler of their own, or of what is no package."""
 MODULES = [path for path in TESTS.rglob("test_*.py") if path.is_relative_to(TESTS)]
 
 

@@ -176,7 +176,7 @@ def test_many_prompts_at_the_same_time(path: Path) -> None:
 
 
 def test_a_stream_that_nobody_refers_to_gives_its_place_to_others(path: Path) -> None:
-    """As those of loops that broke off: they would wait for a reader for ever."""
+    """Loops that broke off leave such streams: they would wait for a reader for ever."""
     llm, cancel = LLM(path, n_ctx=200, n_parallel=2), Event()
     for _ in range(3):
         for _piece in llm.stream(PROMPT, ignore_eos=True, cancel=cancel):

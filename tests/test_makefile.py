@@ -1,4 +1,4 @@
-"""Which environment a target of the Makefile sets up, and that they follow each other well."""
+"""The environment that a target of the Makefile sets up, and that they follow each other well."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_refused_models(changes: dict, message: str, tmp_path: Path) -> None:
 
 BACKENDS = [reference_backend(), cpu_backend()]
 PACKED_EXPERTS = "gpt-oss-mxfp4"
-"""Its logits are those of the decoded values."""
+"""Its logits are as with the decoded values."""
 
 
 def of_8_bits(backend: Backend) -> bool:
@@ -188,8 +188,10 @@ def test_llama_cpp_logits(backend: Backend, conformance: Path, summary: Summary)
 
 @pytest.mark.skipif(not HAS_BYTE_DOTS, reason="activations stay float32 here")
 def test_packed_experts_in_8_bits(conformance: Path) -> None:
-    """Tokens are as far off as with other packed weights, but for those that go to other experts:
-    the two best of a router's logits can be nearer than the rounding. llama.cpp is 3e-3 off."""
+    """Tokens are as far off as with other packed weights, unless they go to other experts.
+
+    The two best of a router's logits can be nearer than the rounding. llama.cpp is 3e-3 off.
+    """
     path = conformance / f"archs2/{PACKED_EXPERTS}.gguf"
     want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)
     got = logits(path, cpu_backend(), CONFORMANCE_IDS, "f16")

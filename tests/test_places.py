@@ -222,7 +222,7 @@ def test_what_needs_one_place_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_takes_what_is_free(tiny_model: Path) -> None:
-    """As a server asks for it; `--kv-budget auto` is refused."""
+    """A server asks for it so; `--kv-budget auto` is refused."""
     options = {"device": "reference", "n_gpu_layers": 2, "n_ctx": 256, "progress": False}
     llm = LLM(tiny_model, n_cache_tokens="fit", n_parallel=8, **options)
     assert llm.cache.n_tokens == 4 * 256

@@ -27,7 +27,7 @@ from support.quick import quick
 
 NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 GPUS = (90, 86, 120, 100)
-"""Those with instructions of their own: 80 and 89 have 86's."""
+"""GPUs with instructions of their own: 80 and 89 have 86's."""
 APART = 8 * 256 * 16
 """Bytes that pages lie apart."""
 OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
@@ -220,7 +220,7 @@ def test_tails_cost_no_registers(arch: int, kernel: Any, part: int) -> None:
 
 @gpus_in_turn("name", ["f16", "q4_0"])
 def test_pages_that_are_apart_cost_no_registers(arch: int, name: str) -> None:
-    """Those of a cache with a budget, with units of 16 bytes a row: loads are as wide as ever."""
+    """Reads a cache with a budget, with units of 16 bytes a row: loads are as wide as ever."""
     _, per_key = checked(decode_kernel, arch, (name, name), 128, page_bytes=APART)
     assert per_key <= budget(DECODE_BUDGET, name) + 0.5  # to find the page
 

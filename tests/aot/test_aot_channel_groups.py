@@ -1,4 +1,4 @@
-"""What attention's machine code does with types whose scales are those of channels."""
+"""What attention's machine code does with types that have a scale for each channel."""
 
 from __future__ import annotations
 

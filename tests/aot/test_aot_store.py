@@ -122,7 +122,7 @@ REPACKED = [
 
 @types_on_gpus(REPACKED, everywhere=["q8_0"])
 def test_unpack(arch: int, name: str) -> None:
-    """Of a page in an arena; codes come in whole words."""
+    """A page in an arena is unpacked, and codes come in whole words."""
     fmt, codec = FORMATS[name], FORMATS[name].part("gpu")
     compiled = compile_kernel(
         unpack_kernel,

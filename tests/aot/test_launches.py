@@ -1,5 +1,8 @@
-"""What the backend launches for whole models: with tensors of the GPU only, without asking the host
-while a step is recorded, all of it compiled when a model is loaded, and fit for each GPU."""
+"""What the backend launches for whole models.
+
+Launches take tensors of the GPU only, and ask the host for nothing while a step is recorded. All
+are compiled when a model is loaded, and are fit for each GPU.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,7 @@ def chosen(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("chosen")
 def test_llm(tmp_path: Path) -> None:
-    """As users call it, with tokens drawn on the GPU and on the host."""
+    """`LLM` runs as users call it, with tokens drawn on the GPU and on the host."""
     llm = LLM(write_tiny_model(tmp_path / "model.gguf"), device="cuda", cache_type_k="q4_0")
     settings: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
@@ -184,7 +187,7 @@ def test_llm(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("chosen")
 def test_a_budget_beside_windows(tmp_path: Path) -> None:
-    """Layers with a window have their own pages, while those of the others change."""
+    """Layers with a window have their own pages, while the pages of the others change."""
     path = variant("gemma3").write(tmp_path / "model.gguf", GGMLType.F16)
     llm = LLM(path, device="cuda", n_ctx=600, n_batch=128, kv_budget=1 << 20)
     engine = llm.engine
@@ -341,7 +344,7 @@ def test_compile_together(driver: PaperDriver) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_what_can_not_be_compiled_is_an_error() -> None:
-    """Of the launch, and of each."""
+    """One launch fails, and each launch fails."""
     x = torch.empty(64, device=META)
     compile_together(lambda: launch(wrong_kernel, (1,), x, N=64))
     for _ in range(2):
@@ -350,7 +353,7 @@ def test_what_can_not_be_compiled_is_an_error() -> None:
 
 
 def test_a_compiler_that_a_launch_needs_is_named() -> None:
-    """As with Triton 3.6; other errors stay what they are."""
+    """Triton 3.6 fails so; other errors stay what they are."""
     kernel = MagicMock()
     kernel.__getitem__.return_value.side_effect = RuntimeError("Failed to find C compiler.")
     with pytest.raises(LocalKVError, match="needs a C compiler"):

@@ -91,8 +91,11 @@ def turn_of(name: str) -> int:
 
 
 def is_compiled(arch: int, name: str, n_tokens: int) -> bool:
-    """One type on all GPUs, on those like 86 with one number of tokens; of all types two kernels,
-    for one token and for a number in turn, each on a GPU in turn."""
+    """One type on all GPUs, and two kernels of every type, each on a GPU in turn.
+
+    GPUs like 86 get one number of tokens. The two kernels are for one token and for a number in
+    turn.
+    """
     if name == "q4_K":
         return arch not in (80, 89) or n_tokens == turn_of(name)
     gpu = ARCHS[(NAMES.index(name) + 3 * (n_tokens == ONE)) % len(ARCHS)]
@@ -100,8 +103,10 @@ def is_compiled(arch: int, name: str, n_tokens: int) -> bool:
 
 
 def is_listed(arch: int, name: str, n_tokens: int) -> bool:
-    """What is exhaustive, besides: three types on all GPUs, those like 86 with one number of
-    tokens; all for one token on 90, and with a number in turn on 86 as well."""
+    """The exhaustive cases: three types on all GPUs, and all types on 90 and on 86.
+
+    GPUs like 86 get one number of tokens. 90 gets one token, and 86 a number in turn.
+    """
     own = n_tokens == turn_of(name)
     if name in ORDINARY:
         return own or arch not in (80, 89)

@@ -47,7 +47,7 @@ def test_two_bits(step: int, offset: int) -> None:
 
 
 def third_bits(turn: int) -> tuple[Words, NDArray[np.int64]]:
-    """Words of third bits, and 4 times those of the first, second, ... codes of four bytes."""
+    """Words of third bits, and 4 times the words of the first, second, ... codes of four bytes."""
     words = np.random.default_rng(turn).integers(0, 1 << 32, 256).astype(np.uint32) & 0x55555555
     of_bytes = words.view(np.uint8).reshape(-1, 4).astype(np.int64)
     return words, np.stack([(of_bytes >> 2 * i & 1) * 4 for i in range(4)])
@@ -95,7 +95,7 @@ def tables(n_words: int) -> tuple[NDArray[np.int64], list[Words]]:
 
 
 def four_times(words: list[Words]) -> list[Words]:
-    """As assembly takes what is the same for four bytes."""
+    """Each word four times, as assembly takes what is the same for four bytes."""
     return [word for word in words for _ in range(4)]
 
 
@@ -185,8 +185,10 @@ def even_tables() -> tuple[NDArray[np.int64], list[Words]]:
 
 @pytest.mark.parametrize("first", [0, 16, 24, 4])
 def test_values_of_codebooks_of_sixteen(first: int) -> None:
-    """With an outlier in every place among 64, and more bits above it than tell 64 places apart;
-    runs of 16, 8 and 4 bytes, which begin in the block or in the middle of it."""
+    """An outlier is in every place among 64, with more bits above it than tell 64 places.
+
+    Runs of 16, 8 and 4 bytes begin in the block or in the middle of it.
+    """
     numbers, words = even_tables()
     scale, n_words = np.float16(0.296875), 4 - first % 16 // 4
     values = numbers.astype(np.float16) * scale

@@ -58,7 +58,7 @@ NORMS: dict[str, dict[str, Any]] = {
 
 @gpus_in_turn("rows", [*NORMS])
 def test_norms(arch: int, rows: str) -> None:
-    """Of rows and of heads."""
+    """Norms of rows and of heads."""
     constants = NORMS[rows]
     warps = row_warps(constants["ROWS"] * constants["N"])
     packed = {} if "restore_ptr" in constants else {"out_ptr": "*fp16"}
@@ -99,14 +99,14 @@ def test_sums_of_experts(arch: int) -> None:
 
 @gpus_in_turn("sinks", [False, True])
 def test_sums_of_splits(arch: int, sinks: bool) -> None:
-    """Of a context."""
+    """Sums of a context's splits."""
     sizes = {"N_HEADS": 32, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128, "SINKS": sinks}
     check(merge_kernel, arch, sizes if sinks else {**sizes, "sinks_ptr": None}, 4)
 
 
 @gpus_in_turn("head_dim,width,block", [(96, 128, 32), (512, 512, 512)])
 def test_rotation(arch: int, head_dim: int, width: int, block: int) -> None:
-    """Of queries and outputs."""
+    """Rotations of queries and outputs."""
     sizes = {"HEAD_DIM": head_dim, "WIDTH": width, "BLOCK": block, "N": ROWS}
     check(rotate_kernel, arch, sizes, 4)
 

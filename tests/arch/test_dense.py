@@ -65,7 +65,7 @@ def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
 def test_packed_caches_equal_float64(
     name: str, pair: tuple[str, str], tmp_path: Path, summary: Summary
 ) -> None:
-    """The same graph with the same codes, in float64: a value between two codes may get either."""
+    """float64 gives the same graph and codes: a value between two codes may get either."""
     path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.F32)
     errors = {}
     want = _with_packed(path, reference_backend(torch.float64), pair)
@@ -103,7 +103,7 @@ def params(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
 
 
 def ropes(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
-    """Those of layers that have one."""
+    """The windows of layers that have one."""
 
     def change(layer: LayerSpec) -> LayerSpec:
         rope = layer.attention.rope

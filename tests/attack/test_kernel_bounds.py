@@ -200,7 +200,7 @@ def test_pieces_of_attention_are_no_larger_than_their_scratch() -> None:
 
 @pytest.mark.parametrize("name", ["f16", "fp8_e4m3_token"])
 def test_rows_are_stored_where_there_are_pages(name: str) -> None:
-    """Those that a kernel encodes, and those that torch does."""
+    """Some rows are encoded by a kernel, and some by torch."""
     rows = paged_rows([(0, 5)], n_kv_heads=2, type_k=name, type_v=name)
     slots, tokens = rows.seg_batch.slots, rows.seg_batch.tokens
 

@@ -1,4 +1,4 @@
-"""Damaged and foreign files where compiled kernels are kept: compiled anew, and replaced."""
+"""Damaged and foreign files where compiled kernels are kept: compiled again, and replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(
     folder.mkdir(mode=0o700)
 
     def check(label: str, put: Callable[[Path], None]) -> None:
-        """What is put there is compiled anew and replaced, and taken the next time."""
+        """What is put there is compiled again and replaced, and taken the next time."""
         path = folder / SOURCE.name
         path.unlink(missing_ok=True)
         compiled.clear()
@@ -151,7 +151,7 @@ def test_a_folder_that_is_full_leaves_nothing_behind(
 
 
 def test_the_functions_of_a_source_are_known() -> None:
-    """Those that are found are compared with what the source says that it has."""
+    """The functions that are found are compared with what the source says that it has."""
     n = 0
     folder = kernel_source.PACKAGE / "kernels/cpu"
     for path in folder.rglob("*.py"):

@@ -172,7 +172,7 @@ def interrupted(command: Sequence[str], milliseconds: float) -> tuple[int, str]:
 
 
 def sweep(command: Sequence[str], delays: Sequence[int]) -> Counter[int]:
-    """How often each exit code came; tracebacks are those of Python's own first steps."""
+    """How often each exit code came; tracebacks are from Python's own first steps."""
     codes: Counter[int] = Counter()
     for delay in delays:
         code, err = interrupted(command, delay)
@@ -243,7 +243,7 @@ def test_ctrl_c_in_a_finaliser_ends_it() -> None:
 
 
 def test_ctrl_c_stays_ignored_where_it_was(argvs: dict[str, list[str]]) -> None:
-    """As under nohup, or in the background of a script."""
+    """Ctrl-C is ignored under nohup, or in the background of a script."""
     command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *MODULE, *argvs["show"]]
     for delay in (40, 70, 100):
         assert interrupted(command, delay) == (0, "")

@@ -165,7 +165,7 @@ LONG = (
     *("a table", "headings", "rules", "a long line", "fences", "lines", "addresses", "dots"),
     *("entities", "tags", "mails", "a long word", "quotes"),
 )
-"""Those that take seconds to be laid out."""
+"""Texts that take seconds to be laid out."""
 QUICK = ("brackets", "stars")
 
 

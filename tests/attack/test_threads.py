@@ -112,7 +112,7 @@ def test_models_work_at_the_same_time(tiny_model: Path) -> None:
 
 
 def test_models_are_loaded_at_the_same_time(tiny_model: Path) -> None:
-    """Of several sizes, by threads that start together; each says what it says alone."""
+    """Threads that start together load models of several sizes; each says what it says alone."""
     options = {"max_tokens": 8, "temperature": 0.0}
     wanted = LLM(tiny_model, n_ctx=64).complete("The fox", **options).text
     start, texts = threading.Barrier(4), list[str]()
@@ -200,7 +200,7 @@ def test_two_threads_may_read_one_stream(tiny_model: Path) -> None:
 
 
 def waiting(turns: Turns, n: int) -> None:
-    """Return when so many are at work or wait."""
+    """Return when that many are at work or wait."""
     wait_for(lambda: len(turns._queue) >= n)
 
 
@@ -261,7 +261,7 @@ def test_who_would_wait_for_itself_is_told(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("same_thread", [True, False])
 def test_a_turn_whose_holder_has_gone_is_over(same_thread: bool) -> None:
-    """As after Ctrl-C between two instructions of the queue's own."""
+    """Ctrl-C came between two instructions of the queue's own."""
     turns = Turns()
 
     def leave_it() -> None:

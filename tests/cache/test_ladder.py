@@ -483,7 +483,7 @@ def test_a_text_that_begins_like_another_is_not_kept_down_by_it():
 
 
 def test_a_page_that_comes_back_on_another_rung_is_not_the_one_before():
-    """Tokens that follow go where those before went, unless their page was taken anew."""
+    """Tokens that follow go where those before went, unless their page was taken again."""
     cache = cache_of(DEFAULT_LADDER, 8 << 20)
     sequence = cache.new_sequence()
     cache.reserve(sequence, 10)

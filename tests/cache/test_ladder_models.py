@@ -1,4 +1,4 @@
-"""Caches with a budget of models with windows or recurrent layers besides full attention."""
+"""Caches with a budget of models with windows or recurrent layers beside full attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def memory_of(model: Transformer, n_batch: int = 128) -> ModelMemory:
 
 
 def fitted(model: Transformer, pages: float, ladder: str = "f16,q8_0", **settings) -> CacheConfig:
-    """A cache whose budget has room for so many pages in f16, besides layers with a window."""
+    """A cache whose budget has room for that many pages in f16, beside layers with a window."""
     config, memory = model.config, memory_of(model)
     cache = CacheConfig(n_ctx=1024, **settings)
     windows = Budgeted.of(1 << 30, ladder)
@@ -75,7 +75,7 @@ def engine_of(model: Transformer, cache: CacheConfig) -> Engine:
 
 
 def next_logits(engine: Engine, ids: list[int]) -> np.ndarray:
-    """Of a prompt's last token, and how many tokens it went on from."""
+    """The logits of a prompt's last token, and how many tokens it went on from."""
     text = Text(list(ids), len(ids))
 
     def work() -> np.ndarray:

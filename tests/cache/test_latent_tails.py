@@ -43,7 +43,7 @@ def model(path: Path) -> Transformer:
     ids=lambda cache: cache.type_k,
 )
 def test_logits(path: Path, model: Transformer, cache: CacheConfig) -> None:
-    """Those of the reference, in any chunks, and after a text was cut back."""
+    """The reference's results come out, in any chunks, and after a text was cut back."""
     once = Engine(model, cache).logits(LONG)
     other = Engine(load_model(path, reference_backend())[0], cache).logits(LONG)
     assert nmse(once, other.numpy()) < 1e-6

@@ -1,4 +1,4 @@
-"""Rows that are read, written and kept, against those of batches and by brute force."""
+"""Rows that are read, written and kept, against the rows of batches and by brute force."""
 
 from __future__ import annotations
 

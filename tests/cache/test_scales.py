@@ -121,7 +121,7 @@ def test_what_is_not_finite_can_not_be_measured(tmp_path: Path) -> None:
 def test_heads_of_any_size_cost_what_ordinary_ones_do(backend: Backend, tmp_path: Path) -> None:
     """One head's K is 10,000 times as large and its queries as small, another's V likewise.
 
-    The exact logits are those of the model as it was; so is the error with scales, by head or row.
+    The exact logits are the model's as it was; so is the error with scales, by head or row.
     """
     random_model = RandomModel()
     plain, _ = load_model(random_model.write(tmp_path / "a.gguf", GGMLType.F32), backend)

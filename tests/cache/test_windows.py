@@ -27,7 +27,7 @@ WINDOWS = [1, 7, 100, 256, 257, 400]
 
 
 def layouts(window: int, *firsts: int) -> list[GroupLayout]:
-    """Of two layers, one of which has a window."""
+    """The layouts of two layers, one of which has a window."""
     specs = tuple(SegmentSpec("f16", "f16", first) for first in firsts or (0,))
     groups = CacheGroup(1, 1, 1, 0, (0,)), CacheGroup(1, 1, 1, window, (1,))
     return [GroupLayout(group, specs) for group in groups]

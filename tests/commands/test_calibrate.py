@@ -124,7 +124,7 @@ def test_time_says_how_many_tokens(program, measured: Path, tmp_path: Path) -> N
 
 
 def test_types_are_found_with_a_tail_and_without(program, measured: Path, tmp_path: Path) -> None:
-    """Those by channel only with one; a cache says which it got."""
+    """Types by channel are found only with a tail; a cache says which it got."""
     path = tmp_path / "p.json"
     asked = ("--types", "q8_0,q8_0c", "--bits", "8.5", "--tokens", "256", "-o", path)
     done = program("calibrate", "-m", measured, *asked)

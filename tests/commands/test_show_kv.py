@@ -49,7 +49,7 @@ def side(n_heads: int, n_channels: int, large: dict[tuple[int, int], float]) -> 
 
 
 def made_profile(model: str = "0" * 32) -> KVProfile:
-    """Of four layers, of which the second keeps no rows."""
+    """A profile of four layers, of which the second keeps no rows."""
     large = {(0, 7): 40.0, (0, 8): 60.0, (1, 31): 30.0}
     layers = (
         LayerFacts(side(2, 64, {}), side(2, 64, {})),

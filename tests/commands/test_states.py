@@ -46,7 +46,7 @@ def test_a_prompt_goes_on_from_a_state(program: Any, model: Path, tmp_path: Path
 
 
 def test_a_prompt_cache(program: Any, model: Path, tmp_path: Path) -> None:
-    """It is made, used, left as it is, and written anew once the prompt is another one."""
+    """It is made, used, left as it is, and written again once the prompt is another one."""
     path = tmp_path / "cache"
     path.touch()  # as llama.cpp, an empty file is none
 

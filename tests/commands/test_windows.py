@@ -23,7 +23,7 @@ from support.random_model import variant
 
 N_CTX = 8192
 ROWS = 5 * PAGE_TOKENS
-"""Of layers with a window of 7."""
+"""The rows of layers with a window of 7."""
 
 
 @pytest.fixture(scope="module")

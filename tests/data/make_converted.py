@@ -3,10 +3,12 @@
     pip install torch transformers tokenizers sentencepiece
     python make_converted.py LLAMA_CPP
 
-LLAMA_CPP is a folder with llama.cpp's sources. By a checkpoint's name: its configuration, and types
-and shapes of its tensors, as transformers saves them; the metadata of the GGUF file, with digests
-in place of long lists; type, shape and digest of each tensor there; and the first logits after a
-text by transformers, in float32 as base64.
+LLAMA_CPP is a folder with llama.cpp's sources. The file has for each checkpoint:
+
+- its configuration, and types and shapes of its tensors, as transformers saves them
+- the metadata of the GGUF file, with digests in place of long lists
+- type, shape and digest of each tensor there
+- the first logits after a text by transformers, in float32 as base64
 """
 
 from __future__ import annotations

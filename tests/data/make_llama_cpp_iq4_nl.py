@@ -5,8 +5,8 @@
 
 gguf-py can't quantise to this type. The values are made from integers, so that the test can make
 them again (`values`, below, is there too). The file holds the numbers of the blocks and, in base64,
-18 bytes of each. Of very many blocks it has the first few, and all whose scale is so close to the
-middle between two halves that it depends on the order of the sums it is made of.
+18 bytes of each. Of very many blocks it has the first few. It also has all whose scale is close to
+the middle between two halves: there the scale depends on the order of its sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write llama_cpp_perplexity.json: llama.cpp's perplexity of the model that ships, on some stories.
 
-Run it after the model was trained anew, where llama-cpp-python is installed:
+Run it after the model was trained again, where llama-cpp-python is installed:
 
     python tests/data/make_llama_cpp_perplexity.py models/tales-4M-F16.gguf
 
@@ -46,7 +46,7 @@ def tokenize(vocab: ctypes.c_void_p, text: str) -> list[int]:
 
 
 def log_probs(model: ctypes.c_void_p, chunk: list[int], type_k: str, type_v: str) -> np.ndarray:
-    """Of the second half of a chunk, but for its last token: float64 [scored, n_vocab]."""
+    """The log-probabilities of a chunk's second half, but for its last token, in float64."""
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = N_CTX

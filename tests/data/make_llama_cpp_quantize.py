@@ -5,8 +5,8 @@ quant_formats/test_quantize.py.
 
 FOLDER holds llama-quantize and the libggml-base.so that it was linked with (version 0.3.36 of
 llama-cpp-python has the sources). The file holds SHA-256 of the rows of each type, with and without
-importance; of tales-4M in each type of files; and of the types that each type of files has for the
-tensors of some shapes.
+importance. It also has that of tales-4M in each type of files, and of the types that each type of
+files has for the tensors of some shapes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def digest(data: bytes) -> str:
 
 
 def types(folder: Path) -> dict[str, dict[str, str]]:
-    """Of the rows of each type."""
+    """The digests of the rows of each type."""
     library = ctypes.CDLL(str(folder / "libggml-base.so"))
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -68,7 +68,7 @@ def types(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def files(program: Path, folder: Path) -> dict[str, dict[str, str]]:
-    """Of a model in each type of files."""
+    """The digest of a model in each type of files."""
     model = MODELS / "tales-4M-F16.gguf"
     tensors = open_gguf(model).tensors.values()
     columns = {x.name: x.shape[-1] for x in tensors if len(x.shape) == 2}
@@ -113,7 +113,7 @@ def write_header(path: Path, shape: Shape) -> None:
 
 
 def mixtures(program: Path, folder: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """Of the types of a shape's tensors, by name."""
+    """The digests of the types of a shape's tensors, by name."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for shape_name, shape in SHAPES.items():
         path = folder / "shape.gguf"

@@ -320,7 +320,7 @@ def path(params: dict, n_vocab: int, seed: int) -> dict:
 
 
 def paths() -> list[dict]:
-    """Of mirostat 1 such that k stays below 2^31: llama.cpp converts a larger one to 1."""
+    """The paths of mirostat 1 on which k stays below 2^31: llama.cpp converts a larger one to 1."""
     miro = [
         {"mirostat": version, "mirostat_tau": tau, "mirostat_eta": eta, "temperature": temp}
         for version in (1, 2)

@@ -1,6 +1,6 @@
 """Write llama_cpp_tokens.json: what llama.cpp generates greedily with the model that ships.
 
-Run it after the model was trained anew, where llama-cpp-python is installed:
+Run it after the model was trained again, where llama-cpp-python is installed:
 
     python tests/data/make_llama_cpp_tokens.py models/tales-4M-F16.gguf
 

@@ -248,7 +248,7 @@ def test_numba_is_necessary() -> None:
 
 
 def machine(root: Path, available: int, limit: int | None = None) -> Path:
-    """A machine with so many bytes free, in a control group with a limit or without."""
+    """A machine with that many bytes free, in a control group with a limit or without."""
     folder = root / "sys/fs/cgroup"
     folder.mkdir(parents=True)
     (root / "proc/self").mkdir(parents=True)

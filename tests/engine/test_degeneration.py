@@ -27,7 +27,7 @@ F16 = MODELS / "tales-4M-F16.gguf"
 
 
 def plain_loop(ids: list[int]) -> Loop | None:
-    """As `find_loop`, token by token."""
+    """The loop that `find_loop` finds, token by token."""
     best = None
     for period in range(1, LONGEST_PERIOD + 1):
         start = 0

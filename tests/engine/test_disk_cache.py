@@ -78,7 +78,7 @@ def answer(engine: Engine, ids: list[int], n: int = 5, **others: object) -> tupl
 
 
 def logits(engine: Engine, ids: list[int]) -> bytes:
-    """Of a prompt's last token, and of a generated one after it."""
+    """The logits of a prompt's last token, and of a generated one after it."""
     text, rows = Text(list(ids), len(ids)), list[bytes]()
 
     def work() -> None:
@@ -139,7 +139,7 @@ def test_a_text_goes_on_with_the_same_bits(load: Load, folder: Path, name: str, 
 
 
 def test_what_leaves_the_pages_comes_back(load: Load, folder: Path) -> None:
-    """Of more texts than the cache has room for, two at a time; and pages are lost to nobody."""
+    """There are more texts than the cache has room for, two at a time, and no page is lost."""
     config = replace(CACHES["packed"], n_sequences=2, n_tokens=1024)
     engine = engine_on(load("llama"), folder, config)
     texts = [[number, *IDS[number : number + 300]] for number in range(8)]

@@ -66,7 +66,7 @@ def sampler(**params: object) -> Sampler:
 
 
 def as_many(most: int, p_min: float = 0.0, few: int = 99) -> Guessing:
-    """So many guesses, of which only `few` are likely enough."""
+    """`n` guesses, of which only `few` are likely enough."""
     least = [0.0 if number < few else 2.0 for number in range(1, most + 1)]
     return Guessing(most, 96, p_min, (0.5,), (1.0, 1.0), least)
 

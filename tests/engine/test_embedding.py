@@ -208,7 +208,7 @@ def test_similarities() -> None:
     "case", CASES, ids=lambda case: f"{case['file']}-{len(case['ids'])}-{case['pooling']}"
 )
 def test_llama_cpp_s(case: dict, request: pytest.FixtureRequest) -> None:
-    """Of the model that ships, and of models whose last norm is another."""
+    """The model that ships, and models whose last norm is another, give llama.cpp's vectors."""
     path = ROOT / "models" / case["file"]
     if not path.exists():
         (path,) = request.getfixturevalue("conformance").glob(f"archs*/{case['file']}")

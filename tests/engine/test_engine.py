@@ -101,7 +101,7 @@ def test_sampler_is_told_prompt_and_output(model: Transformer) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_prefix_is_reused(model: Transformer, exact: bool) -> None:
-    """The second turn of a conversation evaluates what is new, and draws what it would anew."""
+    """The second turn of a conversation evaluates what is new, and draws what it would alone."""
     engine = new_engine(model, exact=exact)
     first = list(
         BatchEngine(engine).generate(PROMPT, GenerationOptions(sampler=greedy(), max_tokens=6))

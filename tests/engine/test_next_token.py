@@ -25,9 +25,12 @@ TAILED = replace(PACKED, kv_tail=64)
 
 
 def said(engine: Engine, other: Engine) -> list[bytes]:
-    """The logits of generated tokens: into another page, behind tokens that were taken back,
-    beside those of another cache, behind a prompt that begins like the last one, and several at
-    once, of which some are taken back."""
+    """The logits of generated tokens, in many places.
+
+    They go into another page, behind tokens that were taken back, beside another cache's tokens,
+    and behind a prompt that begins like the last one. Several come at once, and some are taken
+    back.
+    """
     found = list[bytes]()
     rng = np.random.default_rng(1)
 
@@ -96,8 +99,10 @@ def test_tokens_are_those_of_batches(
 def test_tokens_of_several_texts(
     load: Callable[[str], Transformer], name: str, sink: int, n_least: int
 ) -> None:
-    """Which generate one token each, or verify some, at different places in their pages; with the
-    larger sink some see only that."""
+    """Sequences generate one token each, or verify some, at different places in their pages.
+
+    With the larger sink some see only that.
+    """
     model, rng = load(name), np.random.default_rng(3)
     other = Transformer(model.config, model.weights, model.backend)
     segments = [SegmentSpec("q8_0", "q4_0", first) for first in dict.fromkeys((0, sink))]

@@ -39,8 +39,8 @@ SAMPLED = {"temperature": 0.7, "top_k": 12, "repeat_penalty": 1.1}
 SPECULATION = Speculation("mtp", draft_max=4)
 MODELS = {name: HEAD_MODELS[name] for name in ("glm4moe", "qwen35")}
 LLAMA_CPP = json.loads((Path(__file__).parents[1] / "data" / "llama_cpp_heads.json").read_text())
-"""Logits of llama.cpp b11434, by F32 files: a context of type `LLAMA_CONTEXT_TYPE_MTP` with K and
-V of F32 reads `IDS[1:]` with the hidden states of the tokens before; then it guesses two tokens,
+"""Logits of llama.cpp b11434, by F32 files. A context of type `LLAMA_CONTEXT_TYPE_MTP` with K and
+V of F32 reads `IDS[1:]` with the hidden states of the tokens before. Then it guesses two tokens,
 each from its own hidden state. Float32 [positions shown and two guesses, n_vocab]."""
 
 

@@ -154,7 +154,7 @@ def test_windows_states_and_latents(load: Load, name: str, least: int) -> None:
 
 
 def test_states_take_no_more_memory_than_is_planned(load: Load) -> None:
-    """Of all texts together there are as many checkpoints as one may have."""
+    """All texts together have as many checkpoints as one may have."""
     engine = Engine(load("qwen35"), CacheConfig(n_ctx=N_CTX, ctx_checkpoints=3), n_batch=128)
     states = engine.cache.states
     for i in range(6):

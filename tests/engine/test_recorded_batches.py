@@ -1,4 +1,4 @@
-"""Several sequences decoded from fixed buffers: the same logits as in a batch made anew."""
+"""Several sequences decoded from fixed buffers: the same logits as in a new batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def new_engine(model: Transformer, cache: CacheConfig, n_batch: int) -> Engine:
     ],
 )
 def test_logits_are_those_of_a_batch(tmp_path: Path, name: str, cache: str) -> None:
-    """Of one to five sequences that come and go, across pages, and in any order."""
+    """One to five sequences come and go, across pages, and in any order."""
     model = loaded(name, tmp_path)
     config = CACHES[cache]
     engine = new_engine(model, replace(config, n_sequences=11), 256)

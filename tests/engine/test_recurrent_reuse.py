@@ -208,7 +208,7 @@ def test_every_sequence_has_a_place_of_its_own(model: Transformer) -> None:
 
 
 def test_which_checkpoint_goes(model: Transformer) -> None:
-    """Those of long ago are farther apart."""
+    """Checkpoints of long ago are farther from each other."""
     arrays = NumpyArrays()
     states = RecurrentStates(
         model.config.states,

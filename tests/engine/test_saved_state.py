@@ -90,7 +90,7 @@ def answer(engine: Engine, ids: list[int], n: int = 5) -> tuple[list[int], int]:
 
 
 def logits(engine: Engine, ids: list[int]) -> np.ndarray:
-    """Of a prompt's last token, and of a generated one after it."""
+    """The logits of a prompt's last token, and of a generated one after it."""
     text = Text(list(ids), len(ids))
 
     def work() -> list[np.ndarray]:
@@ -139,7 +139,7 @@ def test_a_text_goes_on_with_the_same_bits(
 
 
 def test_files_are_safetensors_in_the_references_order(load: Load, tmp_path: Path) -> None:
-    """As another reader finds them; and what the reference stored is found by the CPU."""
+    """Another reader finds them, and the CPU finds what the reference stored."""
     config = CACHES["tail"]
     engine = Engine(load("llama", "reference"), config, n_batch=128)
     drawn, _ = answer(engine, IDS[:300])
@@ -194,8 +194,10 @@ def test_what_nobody_stored_is_not_written(load: Load, tmp_path: Path) -> None:
 def test_rows_in_other_types_are_packed_as_they_would_have_been(
     load: Load, tmp_path: Path, name: str, types: str
 ) -> None:
-    """From float32: the first layer's rows are those of a cache that had these types at once. And
-    the way back is as near as the types are."""
+    """From float32 the first layer's rows are as in a cache that had these types at once.
+
+    The way back is as near as the types are.
+    """
     before, after = CONVERTED[types]
     first, native, second, third = (
         Engine(load(name, "reference"), config, n_batch=128)

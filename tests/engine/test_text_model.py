@@ -83,7 +83,7 @@ def test_a_stream_that_is_closed_at_once_has_the_prefill(llm: LLM) -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 4])
 def test_a_budget_ends_the_reasoning(llm: LLM, opens: ChatTemplate, most: int) -> None:
-    """With the tag that ends it after so many tokens; the next ones are drawn after that."""
+    """The tag that ends it comes after that many tokens; the next ones are drawn after it."""
     close = llm.tokenizer.encode_segments([("</think>", True)], add_special=False)
     n_tokens = most + len(close) + 4
     options: dict[str, Any] = {"template": opens, "max_tokens": n_tokens, **GREEDY}

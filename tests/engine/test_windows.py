@@ -46,7 +46,7 @@ def new_engine(model: Transformer, **cache: Any) -> Engine:
 
 
 def generated(engine: Engine, ids: list[int], n: int) -> tuple[list[int], int, int]:
-    """The tokens drawn, those of the prompt that were reused, and those that were lost."""
+    """The tokens drawn, the prompt's tokens that were reused, and the ones that were lost."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=96)
     generation = BatchEngine(engine).generate(ids, GenerationOptions(sampler=sampler, max_tokens=n))
     drawn = list(generation)

@@ -69,7 +69,7 @@ def check(
 
 
 def beside(name: str, step: int) -> tuple[str, str]:
-    """A type and the one so many further on."""
+    """A type and the one that many further on."""
     return name, NAMES[(NAMES.index(name) + step) % len(NAMES)]
 
 
@@ -132,7 +132,7 @@ def test_blocks_without_an_outlier(type_k: str, type_v: str) -> None:
 )
 @pytest.mark.parametrize("lengths", [[(300, 1), (0, 3)], [(70, 20)]], ids=["decode", "prefill"])
 def test_heads_of_k_and_v(head_dim: int, value_dim: int, lengths: list[tuple[int, int]]) -> None:
-    """Of different sizes, and larger than a warp's registers hold."""
+    """Heads have different sizes, and are larger than a warp's registers hold."""
     type_k = "q8_0" if head_dim % 32 == 0 else "f16"
     type_v = "q4_0" if value_dim % 32 == 0 else "f16"
     sizes = {"head_dim": head_dim, "value_dim": value_dim, "group": 2, "n_kv_heads": 2}

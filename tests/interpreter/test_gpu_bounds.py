@@ -40,7 +40,7 @@ GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu") and not fmt.shared_codec]
 WEIGHTS = ("q4_0", "q5_1", "q8_0", "q6_K", "q3_K", "f16", "f32")
 N_CASES = 6
-"""Of attention and of the store, each."""
+"""Cases of attention and of the store, each."""
 
 
 @pytest.fixture

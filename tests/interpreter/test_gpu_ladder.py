@@ -32,7 +32,7 @@ HEADS, HEAD_DIM, GROUP = 2, 64, 2
 
 
 def cache_of(ladder: tuple[Pair, ...], n_pages: float) -> KVCache:
-    """With room for so many pages of the first types."""
+    """With room for that many pages of the first types."""
     (type_k, type_v), *_ = ladder
     group = CacheGroup(HEADS, HEAD_DIM, HEAD_DIM, 0, (0,))
     bits = sum(KV_FORMATS[name].bits_per_value(HEAD_DIM) for name in (type_k, type_v))

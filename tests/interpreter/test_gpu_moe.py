@@ -165,7 +165,7 @@ def test_experts(types: tuple[str, str], n_tokens: int) -> None:
 
 
 def biases(layer: MoeWeights, n_ff: int) -> MoeWeights:
-    """The same with biases and factors of the experts' outputs."""
+    """A layer with biases and factors of the experts' outputs."""
     n_ff_up = n_ff * (2 if layer.ffn_gate_up_exps is not None else 1)
     return replace(
         layer,

@@ -149,7 +149,7 @@ def test_rows_that_several_programs_share(n_tokens: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q8_0", "q8_0", "q8_0"),
                                    ("f16", "f32", "bf16")])  # fmt: skip
 def test_three_matrices_in_one_launch(names: tuple[str, ...], n_tokens: int) -> None:
-    """Of any types and heights, with a bias or without."""
+    """The matrices have any types and heights, with a bias or without."""
     layers = [
         Linear(prepared(name, n_out, 256, seed=n_out), torch.randn(n_out) if i else None)
         for i, (name, n_out) in enumerate(zip(names, (70, 17, 33), strict=True))
@@ -254,7 +254,7 @@ def test_weights_that_are_tiny() -> None:
 
 @pytest.mark.parametrize("n_tokens", [1, 6])
 def test_activations_that_are_halved(n_tokens: int) -> None:
-    """As ggml rounds them: clamped, and without a scale."""
+    """ggml rounds them so: clamped, and without a scale."""
     weight = with_rows(replace(random_packed("f16", 20, 256), halves_activations=True))
     x = torch.randn(n_tokens, 256)
     x[:, 7] = 1e6

@@ -145,7 +145,7 @@ def test_codes_of_a_measured_codebook() -> None:
 @pytest.mark.slow
 @by_format
 def test_many_rows(fmt: QuantFormat) -> None:
-    """Codes and scales near every boundary turn up in so many."""
+    """Codes and scales near every boundary turn up in that many."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(120, 4, 128, generator=generator)
     x[::3] = (x[::3] * 8).round() / 2
@@ -301,7 +301,7 @@ def test_kinds_of_attention(kind: Kind, n_tokens: int) -> None:
 
 @pytest.mark.parametrize("n_heads", [1, 5])
 def test_gate(n_heads: int) -> None:
-    """Of values that lie between those of q."""
+    """Values lie between the values of q."""
     x, both = torch.randn(3, n_heads, 80), torch.randn(3, n_heads, 2, 80)
     got = gated(x, both[:, :, 1])
     torch.testing.assert_close(got, x * both[:, :, 1].sigmoid(), rtol=1e-6, atol=1e-6)

@@ -29,7 +29,7 @@ from support.quick import quick
 from support.tiny_model import write_tiny_model
 
 PAGE_BYTES = 128 << 10
-"""Of the tiny model's two layers in f16."""
+"""A page of the tiny model's two layers in f16."""
 PROMPT = "Once upon a time there was a small fox who lived near the river."
 
 
@@ -93,7 +93,7 @@ def test_exact_activations_are_not_rounded_to_fp16(model: Path) -> None:
 
 
 def test_draws_on_the_device_repeat(tiny_model: Path) -> None:
-    """As often as the seed is the same."""
+    """Draws repeat as often as the seed is the same."""
     llm = LLM(tiny_model, device="cuda", n_ctx=64)
     one, same, other = (
         llm.complete("The fox", max_tokens=3, temperature=1.5, seed=seed, ignore_eos=True).text
@@ -234,7 +234,7 @@ def test_no_room_for_scratch(full: Any, tiny_model: Path, after: int, what: str)
 
 
 def test_no_room_for_a_kernel(full: Any, tiny_model: Path) -> None:
-    """Which Triton says in its own way; what isn't about memory stays what it is."""
+    """Triton says so in its own way; what isn't about memory stays what it is."""
     full(Transformer, "forward", error=RuntimeError("Triton Error [CUDA]: out of memory"))
     error = refused(tiny_model)
     assert error.message == (

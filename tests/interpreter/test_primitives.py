@@ -98,8 +98,7 @@ def places_kernel(half_ptr, turn_ptr):
 
 @pytest.mark.parametrize("run", [16, 8, 4])
 def test_an_outlier_is_one_of_the_pairs_of_its_nibbles(run: int) -> None:
-    """Of so many bytes: pairs of the low nibbles have the bits from 0 on, of the high ones those
-    from 8 on."""
+    """Pairs of low nibbles have the bits from 0 on, and pairs of high ones the bits from 8 on."""
     half, turn = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int32)
     places_kernel[(1,)](half, turn)
     assert half.tolist() == ([0x5410] * 16 + [0x7610] * 16) * 2

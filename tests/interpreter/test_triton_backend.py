@@ -142,8 +142,10 @@ TOKENS = {"gpt-oss": 78, "exaone4-swa": 30}
 @pytest.mark.parametrize("arch", quick(ARCHS, ["command-r"]))
 @pytest.mark.long
 def test_llama_cpp_logits(arch: str, conformance: Path, summary: Summary) -> None:
-    """Of every architecture: a prompt, and a few tokens behind it; beyond a window of 64, if it has
-    one, and a block of 64 of a recurrent layer."""
+    """Every architecture reads a prompt, and a few tokens behind it.
+
+    They reach beyond a window of 64, if it has one, and a block of 64 of a recurrent layer.
+    """
     files = [
         path
         for path in sorted((conformance / "archs2").glob("*.gguf"))

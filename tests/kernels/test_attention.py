@@ -182,7 +182,7 @@ def test_negative_params_are_refused() -> None:
 
 @pytest.mark.parametrize("bounds", [[0], [0, 40]])
 def test_a_sink_takes_part_of_the_weight(bounds: list[int]) -> None:
-    """As one more key for each head, with a logit and a value of 0, in one segment or in two."""
+    """A sink is one more key of each head, with a logit and a value of 0, in any segments."""
     generator = torch.Generator().manual_seed(1)
     specs = [SegmentSpec("f32", "f32", first) for first in bounds]
     cache = torch_cache(n_layers=1, n_kv_heads=1, head_dim=16, segments=specs, n_ctx=60)

@@ -99,7 +99,7 @@ def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[st
 
 
 def test_a_mixed_model_is_described_by_type() -> None:
-    """As in Q4_K_M: some matrices of every layer are of another type, and so is the output."""
+    """Q4_K_M is one: some matrices of every layer have another type, and so has the output."""
     backend = cpu_backend()
 
     def linear(name: str) -> Linear:

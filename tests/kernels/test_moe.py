@@ -1,4 +1,4 @@
-"""Which experts see a token, and with what weight, against a loop over tokens in plain Python."""
+"""The experts that see a token, and their weights, against a loop over tokens in plain Python."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NAMES = [
     for name, fmt in FORMATS.items()
     if not fmt.row_planes and fmt.group_tokens == 1 and not fmt.n_centroids
 ]
-"""Formats that a matrix can have, and those of the cache that are like them."""
+"""Formats that a matrix can have, and the cache's that are like them."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Which backend a device stands for, and what users are told where it can't be had."""
+"""The backend that a device stands for, and what users are told where it can't be had."""
 
 from __future__ import annotations
 

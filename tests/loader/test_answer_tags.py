@@ -112,7 +112,7 @@ def test_prompts_that_end_within_an_answer(end: str, written: str, text: str) ->
 
 @given(reasoning=st.none() | WORDS, answer=WORDS)
 def test_a_text_becomes_what_the_model_wrote(reasoning: str | None, answer: str) -> None:
-    """As it does where an answer goes on after it was stopped."""
+    """It does where an answer goes on after it was stopped."""
     written = f"{FINAL}{answer}"
     if reasoning is not None:
         written = f"{ANALYSIS}{reasoning}{NEXT}{written}"

@@ -61,7 +61,7 @@ TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
 
 @pytest.fixture(params=sorted(FAMILIES))
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a family."""
+    """The name of a family."""
     return request.param
 
 
@@ -180,7 +180,7 @@ def test_a_switch_of_another_name() -> None:
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
 @pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
 def test_reasoning_by_any_name(field: str, read: str) -> None:
-    """As in transformers: templates read it by the first name, gpt-oss's by the second."""
+    """Templates read it by the first name as in transformers, and gpt-oss's by the second."""
     source = "{% for m in messages %}{{ m.READ or '' }}|{{ m.content }}|{% endfor %}"
     template = ChatTemplate(source.replace("READ", read), bos_token="", eos_token="")
     answer = {"role": "assistant", "content": "Fine.", field: "Hm"}
@@ -526,7 +526,7 @@ def control_tokens(name: str, ids: list[int]) -> list[int]:
 @given(text=HOSTILE)
 @settings(max_examples=40, deadline=None)
 def test_nothing_that_is_passed_becomes_a_control_token(name: str, text: str) -> None:
-    """Each place in turn: the control tokens are those of a conversation with harmless text."""
+    """Each place in turn: the control tokens are as in a conversation with harmless text."""
 
     def conversations(text: str) -> list[dict[str, Any]]:
         tool = {

@@ -447,7 +447,7 @@ def test_bos_and_eos_of_a_file_that_names_none() -> None:
 
 
 def test_a_role_can_be_part_of_a_control_token() -> None:
-    """As in Phi-4-mini's template; a role of the caller's own invention can't."""
+    """Phi-4-mini's template has such roles; a role of the caller's own invention can't be one."""
     template = ChatTemplate(
         "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}",
         bos_token="",

@@ -84,7 +84,7 @@ def test_bytes_that_are_given_back_are_gone(tiny_model: Path) -> None:
 
 
 def locked_bytes() -> int:
-    """Of this process, as Linux counts."""
+    """The locked bytes of this process, as Linux counts."""
     found = re.search(r"VmLck:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return 1024 * int(found[1])

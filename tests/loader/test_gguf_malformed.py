@@ -1,8 +1,8 @@
 """`open_gguf` on files that are broken: one line, whatever the bytes are.
 
 A model file is untrusted input. Whatever it holds, opening it succeeds or raises `ModelFileError`
-with a single line that names the file, in little time and memory; and once it is open, every value
-and every tensor can be read.
+with a single line that names the file, in little time and memory. Once it is open, every value and
+every tensor can be read.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def test_counts_that_fit_in_a_large_file(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_address_space_of_a_hostile_file(tmp_path: Path) -> None:
-    """The same as the operating system sees it: nothing is allocated for what a file declares."""
+    """The operating system sees it, too: nothing is allocated for what a file declares."""
     paths = []
     wide = [label for label, (_, code) in VALID.fields.items() if code == "<Q"]
     for i, label in enumerate(wide):

@@ -43,7 +43,7 @@ def packed(x: np.ndarray, kind: GGMLType) -> np.ndarray:
 
 
 def outputs(source: RandomModel, type_k: GGMLType, type_v: GGMLType) -> np.ndarray:
-    """Of the first layer's attention: [heads, tokens, channels]."""
+    """The outputs of the first layer's attention: [heads, tokens, channels]."""
     (n_heads, n_kv), dim = source.heads(0), source.head_dim
     h = [norm(source, "blk.0.attn_norm", source.tensors["token_embd.weight"][i]) for i in IDS]
     q, k, v = (

@@ -323,7 +323,7 @@ def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
 
 
 def test_codebooks_of_rows_that_cannot_be_rotated(tmp_path: Path) -> None:
-    """Heads of 96 channels are packed as they are, and those of 80 are no whole blocks, so that
+    """Heads of 96 channels are packed as they are. Heads of 80 are no whole blocks, so that
     nothing is learned of them."""
     plan = Plan(("f16", "nuq3"), (5.0,), n_ctx=200)
     for head_dim, n_found in ((96, 4), (80, 0)):

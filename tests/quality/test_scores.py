@@ -149,7 +149,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 
 
 def test_perplexity_and_its_error() -> None:
-    """As llama-perplexity adds it up: nll2 = sqrt((sum x^2 / n - mean^2) / (n - 1))."""
+    """llama-perplexity adds it up so: nll2 = sqrt((sum x^2 / n - mean^2) / (n - 1))."""
     x = np.array([0.5, 1.0, 0.25, 3.0, 2.0])
     average = x.sum() / 5
     error = math.sqrt(((x * x).sum() / 5 - average**2) / 4)

@@ -117,8 +117,10 @@ def test_an_outlier_costs_the_others_nothing(fmt: QuantFormat) -> None:
 
 @by_format
 def test_a_scale_is_fitted(fmt: QuantFormat) -> None:
-    """No scale that takes the extreme to the codebook's end is better, of either sign, but for what
-    six bits of it cost, a relative error of 2^-6 of all values at most."""
+    """No scale of either sign that takes the extreme to the codebook's end is better.
+
+    Six bits of a scale cost a relative error of 2^-6 of all values at most.
+    """
     rng = np.random.default_rng(8)
     x = rng.standard_normal((300, 32), np.float32)
     book = np.array(NORMAL[fmt.n_centroids], np.float64)

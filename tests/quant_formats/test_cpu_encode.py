@@ -71,7 +71,7 @@ def stored(name: str, store, rows: Tensor) -> list[Tensor]:
 
 
 def stored_by_cpu(name: str, store, rows: Tensor) -> list[Tensor]:
-    """The same in the CPU's order of pages, brought back to the pool's."""
+    """What the CPU stores in its order of pages, brought back to the pool's."""
     planes, fmt = stored(name, store, rows), TOKEN_FORMATS[name]
     n = len(planes) // 2
     return [*pool_planes(fmt, "k", planes[:n]), *pool_planes(fmt, "v", planes[n:])]

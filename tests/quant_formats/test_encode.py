@@ -335,7 +335,7 @@ def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
 
 
 def test_cache_types() -> None:
-    """Those that ggml has are compared with it in `test_formats.py`."""
+    """Types that ggml has are compared with it in `test_formats.py`."""
     for fmt in TOKEN_FORMATS.values():
         of_rows = fmt.bits_per_value(64) - fmt.bits_per_value(128)
         assert of_rows == 0.125 * len(fmt.row_planes)

@@ -1,4 +1,4 @@
-"""Grids and patterns of signs are those of gguf-py, and of ggml."""
+"""Grids and patterns of signs are gguf-py's, and ggml's."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from support.cpu_pages import pool_planes
 @pytest.mark.parametrize("side", ["k", "v"])
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_rows_are_in_the_pools_order(name: str, side: str) -> None:
-    """As another description of the order has them, for any bytes; and the way back."""
+    """Another description of the order has them so, for any bytes; and the way back."""
     fmt, rng = KV_FORMATS[name], np.random.default_rng(1)
     planes = [
         rng.integers(0, 256, (2, 2, 256, *field), dtype=np.uint8) for field in row_fields(fmt, 128)

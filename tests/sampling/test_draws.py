@@ -1,4 +1,4 @@
-"""The same draws as by sorting everything; several rows; taking draws back."""
+"""Draws are the same as by sorting everything; several rows; taking draws back."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ ACTIVE = {
 """Settings with which a sampler changes something, and no other one does."""
 
 IN_CHAINS = [entry for entry in SAMPLERS if entry.letter]
-"""Those that a chain can name; the others run in place of it."""
+"""Samplers that a chain can name; the others run in place of it."""
 
 every_sampler = pytest.mark.parametrize("entry", SAMPLERS, ids=lambda entry: entry.name)
 in_chains = pytest.mark.parametrize("entry", IN_CHAINS, ids=lambda entry: entry.name)
@@ -119,7 +119,7 @@ def test_it_runs_where_it_acts_and_only_there(entry: SamplerEntry) -> None:
 
 
 def off(entry: SamplerEntry) -> dict[str, object]:
-    """The settings that turn it off: those of a chain in which nothing acts."""
+    """The settings that turn it off: a chain in which nothing acts has them."""
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
     return {name: neutral[name] for name in ACTIVE[entry.name] if name in neutral}
 

@@ -1,8 +1,8 @@
 """Starts `localkv serve` with the options that llama-server would have been started with.
 
-llama.cpp's own tests of its server start it anew for each test; this stands in for it. The model is
-that of SHIM_MODEL, and the tokens of SHIM_NEVER are never drawn: texts are as long as those of a
-model that does not end them. Servers for embeddings and reranking have the models of SHIM_EMBEDDING
+llama.cpp's own tests of its server start it for each test; this stands in for it. The model is
+that of SHIM_MODEL, and the tokens of SHIM_NEVER are never drawn: texts are as long as with a model
+that does not end them. Servers for embeddings and reranking have the models of SHIM_EMBEDDING
 and SHIM_RERANKING.
 """
 

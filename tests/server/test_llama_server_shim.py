@@ -1,4 +1,4 @@
-"""llama-server's options as those of `localkv serve`, for llama.cpp's tests of its server."""
+"""llama-server's options become options of `localkv serve`, for llama.cpp's tests of its server."""
 
 from __future__ import annotations
 

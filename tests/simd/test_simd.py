@@ -278,7 +278,7 @@ def transposed(x: np.ndarray, bits: np.ndarray, out: np.ndarray) -> None:
 
 
 def nibbles_of(x: np.ndarray) -> np.ndarray:
-    """Of each eight bytes the low nibbles, then the high ones."""
+    """The low nibbles of each eight bytes, then the high ones."""
     eights = x.reshape(-1, 1, 8)
     return np.concatenate([eights & 15, eights >> 4], 1).reshape(-1)
 

@@ -40,8 +40,8 @@ def plain(
 
 
 Rounding = Callable[[str, str], float]
-"""Of types of K and V: what an implementation is off by, relative to all results together, as it
-rounds what it multiplies them with."""
+"""What an implementation is off by, from the types of K and V, relative to all results together, as
+it rounds what it multiplies them with."""
 
 
 def exactly(type_k: str, type_v: str) -> float:

@@ -73,7 +73,7 @@ PUBLISHED: dict[str, Callable[[], steps.PreTokenizer]] = {
 }
 """Pre-tokenizers as they stand in the tokenizer.json of published models, by llama.cpp's names."""
 WITHOUT_MERGES = ("llama-bpe", "tekken", "glm4")
-"""Those of models whose `ignore_merges` is set."""
+"""Pre-tokenizers of models whose `ignore_merges` is set."""
 
 
 def byte_level(

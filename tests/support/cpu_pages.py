@@ -14,7 +14,7 @@ GROUP = 16
 
 
 def _items(order: ItemOrder, flat: Tensor) -> Tensor:
-    """Of groups, uint8 [..., bytes]: [..., items, 16 tokens, bytes], bits and nibbles as bytes."""
+    """Items of groups [..., bytes]: uint8 [..., items, 16 tokens, bytes], nibbles as bytes."""
     if order.item_bits >= 8:
         return flat.unflatten(-1, (-1, GROUP, order.item_bits // 8))
     if order.item_bits == 4:

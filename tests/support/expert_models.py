@@ -27,7 +27,7 @@ class ExpertModel:
     Attributes:
         architecture: the file's.
         n_layers: its blocks.
-        keys: without the architecture's prefix, besides sizes of the plain layer.
+        keys: without the architecture's prefix, and without sizes of the plain layer.
         dense: layers without experts.
         norms: each layer's, by name.
         head_norms: q and k have norms of each head.

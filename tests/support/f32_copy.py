@@ -9,7 +9,7 @@ import numpy as np
 
 
 def f32_copy(path: Path, to: Path) -> Path:
-    """The same keys and values."""
+    """Write a file with the same keys and values, and F32 tensors."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(to, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():

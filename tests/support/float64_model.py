@@ -27,7 +27,7 @@ def norm(model: RandomModel, name: str, x: np.ndarray) -> np.ndarray:
 
 
 def norm_heads(model: RandomModel, name: str, x: np.ndarray) -> np.ndarray:
-    """Of q or k [heads, channels]."""
+    """The normed heads of q or k [heads, channels]."""
     weight = model.tensors[f"{name}.weight"]
     if model.traits.qk_norm == "row":
         return rms_norm(x.reshape(-1), weight).reshape(x.shape)

@@ -31,8 +31,10 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def far(weight: PlaneTensor) -> PlaneTensor:
-    """The last rows, or the last of a stack, of so many that offsets have more than 31 bits; the
-    others are never touched, and so take no memory."""
+    """The last rows, or the last of a stack, whose offsets have more than 31 bits.
+
+    The others are never touched, and so take no memory.
+    """
     n_rows = len(weight.planes[0])
     n_times = 2**31 // (n_rows * max(plane[0].numel() for plane in weight.planes)) + 2
 

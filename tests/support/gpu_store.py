@@ -13,7 +13,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 def store_kv_gpu(
     k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
-    """As `kernels.store_kv`: neither rotated nor scaled by head, whatever the segments say."""
+    """Store as `kernels.store_kv` does, neither rotated nor scaled by head."""
     plain = (
         replace(segment, rotation_k=0, rotation_v=0, scale_k=None, scale_v=None)
         for segment in cache.segments

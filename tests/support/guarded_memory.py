@@ -1,7 +1,7 @@
 """Memory in which a kernel that leaves its bounds is found.
 
-Each block lies between two pages that nobody may touch, at the end or at the start of those it may,
-so that what is read or written beyond it there ends the process. On the other side, and between
+Each block lies between two pages that nobody may touch, at the end or at the start of its own. So
+what is read or written beyond it there ends the process. On the other side, and between
 parts of scratch memory, are bytes of a pattern that must not change. Memory that a kernel has to
 write first holds NaN, whatever type it is read as.
 """
@@ -99,7 +99,7 @@ class GuardedMemory:
 
 
 def _guarded_scratch(memory: GuardedMemory) -> Iterator[Any]:
-    """What launchers use again and again is taken anew each time, and no larger than they ask."""
+    """What launchers use again and again is allocated each time, and no larger than they ask."""
 
     def take_floats(self: attention.ScratchMemory, n_floats: int) -> int:
         self.floats = memory.bytes(4 * n_floats, "scratch of attention").view(np.float32)

@@ -42,7 +42,7 @@ LAYERS = {
     "qwen3next": ["delta", "delta", "delta", "gated"],
     "deepseek2": ["latent"] * 4,
 }
-"""Of each architecture, what its layers are."""
+"""The kinds of layers that each architecture has."""
 HEADS = {"nemotron_h_moe": "attention and experts", "bailingmoe3": "latent", "deepseek2": "latent"}
 """What the block is that predicts a further token; "gated" in Qwen's architectures."""
 
@@ -53,7 +53,7 @@ class HybridModel:
 
     Attributes:
         architecture: one of `LAYERS`.
-        keys: without the architecture's prefix, besides sizes.
+        keys: without the architecture's prefix, and without sizes.
         predicts: a block behind the layers predicts a further token.
         in_f32: matrices that are F32 in the file.
     """

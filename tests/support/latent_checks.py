@@ -87,7 +87,7 @@ def random_latents(
     params: AttentionParams,
     generated: bool = False,
 ) -> Latents:
-    """Rows are stored by `store`, those of the past in a batch of their own."""
+    """Rows are stored by `store`, and rows of the past in a batch of their own."""
     generator = np.random.default_rng(5)
     group = CacheGroup(1, latent_dim, rope_dim, 0, (0,), is_latent=True)
     cache = KVCache(

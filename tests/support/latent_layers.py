@@ -141,7 +141,7 @@ class LatentModel:
 
 
 def check_latents(options: Options, backend: Backend) -> None:
-    """Chains give the bits of what is composed of primitives, all layers at once those of one.
+    """Chains give the bits of what primitives compose, and all layers at once the bits of one.
 
     Several segments are merged by a chain, and as composed by NumPy, whose exponentials differ.
     """

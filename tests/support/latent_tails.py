@@ -22,7 +22,7 @@ HEADS, LATENT, ROPE = 5, 64, 32
 
 
 class LatentKernels(NamedTuple):
-    """Of a backend; `made` makes its arrays of tensors."""
+    """The kernels of a backend; `made` makes its arrays of tensors."""
 
     arrays: Arrays
     run: SegmentLatents

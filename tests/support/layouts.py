@@ -9,7 +9,7 @@ from localkv.arch.spec import CacheGroup, ModelSpec
 
 
 def group_of(head_dim: int) -> CacheGroup:
-    """One layer, one KV head, K and V of so many channels."""
+    """One layer, one KV head, K and V of that many channels."""
     return CacheGroup(1, head_dim, head_dim, 0, (0,))
 
 

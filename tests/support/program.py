@@ -151,7 +151,7 @@ sys.exit(code)
 
 
 def loaded_by(*argv: object) -> list[str]:
-    """Which heavy modules a command imports."""
+    """The heavy modules that a command imports."""
     command = [sys.executable, "-c", LOADED, *map(str, argv)]
     done = subprocess.run(
         command, env=clean_env(), capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -59,7 +59,7 @@ def importance(n_in: int, seed: int = 2) -> np.ndarray:
 
 
 def write_importance(path: Path, columns: Mapping[str, int]) -> None:
-    """An importance matrix in llama.cpp's former format, of tensors with so many columns."""
+    """An importance matrix in llama.cpp's former format, of tensors with that many columns."""
     with path.open("wb") as file:
         file.write(struct.pack("<i", len(columns)))
         for seed, (name, n_in) in enumerate(columns.items()):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 LIKE_OTHERS = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_s", "iq3_s"}
-"""Weight types whose kernels take long to compile, and are made as those of iq2_xs and iq3_xxs."""
+"""Weight types whose kernels take long to compile, made as for iq2_xs and iq3_xxs."""
 
 
 def quick_types(names: Iterable[str]) -> list[ParameterSet]:

@@ -1,11 +1,11 @@
 """`localkv` with a model whose answers a script gives: only the choice of words is not real.
 
 `python scripted_server.py serve ...` takes the arguments of `localkv serve`. The model is loaded
-and evaluates every token, the template, the tokenizer, the cache and the readers of calls are
-those that users have; only the text of each answer is fixed beforehand, by a grammar with one
-text in it. The script knows one conversation: asked to read a file, it calls the tool that the
-prompt shows for this, and once it has the result, it says the number in it. All that it says is
-also added to the file that SCRIPTED_LOG names, if it names one, a JSON string a line.
+and evaluates every token. The template, the tokenizer, the cache and the readers of calls are what
+users have. Only the text of each answer is fixed beforehand, by a grammar with one text in it. The
+script knows one conversation. Asked to read a file, it calls the tool that the prompt shows for
+this, and once it has the result, it says the number in it. All that it says is also added to the
+file that SCRIPTED_LOG names, if it names one, a JSON string a line.
 """
 
 from __future__ import annotations

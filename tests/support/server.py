@@ -98,7 +98,7 @@ class RunningServer:
         return self._answered(urllib.request.Request(self.url + path, headers=headers))
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """The same of a request with a JSON body."""
+        """Status and answer of a request with a JSON body."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **headers}
         return self._answered(urllib.request.Request(self.url + path, data, headers))

@@ -33,7 +33,7 @@ Step = tuple[tuple[int, int], bool]
 
 
 class Kernels(NamedTuple):
-    """Of a backend; `made` makes its arrays of tensors."""
+    """The kernels of a backend; `made` makes its arrays of tensors."""
 
     arrays: Arrays
     run: SegmentAttention
@@ -50,7 +50,7 @@ def segments(tail: Tail, type_k: str, type_v: str, rotation: int) -> tuple[Segme
 
 
 def rounded(x: Tensor, name: str, rotation: int, tail: Tail) -> Tensor:
-    """What is read of rows [tokens, HEADS, DIM]; those of open groups are as they were."""
+    """What is read of rows [tokens, HEADS, DIM]; rows of open groups are as they were."""
     fmt, whole = FORMATS[name], tail.whole(len(x))
     if tail.group > 1:
         x = x.half().float()

@@ -20,7 +20,7 @@ from localkv.kernels.reference.torch_arrays import TorchArrays
 
 
 def numpy_of(value: Any) -> Any:
-    """The same with NumPy arrays for tensors, in tuples, lists and dataclasses, too."""
+    """A value with NumPy arrays for tensors, in tuples, lists and dataclasses, too."""
     if isinstance(value, Tensor):
         return value.detach().numpy()
     if isinstance(value, tuple | list):
@@ -35,7 +35,7 @@ def numpy_of(value: Any) -> Any:
 
 
 def torch_of(value: Any) -> Any:
-    """The same with tensors for NumPy arrays, in tuples, too."""
+    """A value with tensors for NumPy arrays, in tuples, too."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, tuple):

@@ -30,11 +30,11 @@ class Traits:
         window_theta: RoPE's base in layers with a window; 0 for that of the others.
         window_scaled: RoPE is scaled there as in the others.
         full_turns: layers that see everything have RoPE.
-        unrotated: every so many layers one has no RoPE; 0 for none.
+        unrotated: of this number of layers one has no RoPE; 0 for none.
         sinks: each head has a logit without a value.
         fixed_theta: RoPE's base, whatever the file says; 0 if it may say.
         half_width: `feed_forward_length` is twice the width.
-        positions: they are learned: rows that are added to those of tokens, in place of RoPE.
+        positions: they are learned: rows that are added to the tokens' rows, in place of RoPE.
         normed_embedding: the embedding is normed.
         alibi: logits of attention are less by distance, in place of RoPE; the last slope is
             2 ** -alibi.

@@ -27,7 +27,7 @@ from localkv.system.gpu_files import built_without_cuda
 def test_version_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: bool
 ) -> None:
-    """Of a torch that would raise if it were imported."""
+    """The version is read of a torch that would raise if it were imported."""
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError")

@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 
 class OutStream(io.StringIO):
-    """As in a notebook."""
+    """The stream of a notebook."""
 
     __module__ = "ipykernel.iostream"
 

@@ -57,7 +57,7 @@ TOOLS = Tools(
 
 
 def read(family: Family, pieces: list[str]) -> list[CallEvent]:
-    """Events of a text, those of a kind that follow each other as one."""
+    """Events of a text; events of a kind that follow each other are one."""
     ids = (f"id{n}" for n in itertools.count())
     reader = CallReader(family, TOOLS, new_id=lambda: next(ids))
     events = [event for piece in pieces for event in reader.push(piece)]
@@ -221,7 +221,7 @@ TEXTS = [
     )
     for family, text, wanted in _TEXTS
 ]
-"""Of each family: a text, and the calls in it."""
+"""A text of each family, and the calls in it."""
 
 
 @pytest.mark.parametrize(("family", "text", "wanted"), TEXTS)

@@ -47,8 +47,11 @@ ChatApp(screen).run()
 
 
 def exit_code(code: str, *argv: str, ready: bytes) -> int:
-    """Of a program whose terminal is closed as soon as it has shown that it is ready: a whole line,
-    since a terminal shows its end after the rest, and the program's call would fail."""
+    """The exit of a program whose terminal is closed as soon as it has shown that it is ready.
+
+    It shows a whole line: a terminal shows its end after the rest, and the program's call would
+    fail.
+    """
     ours, theirs = os.openpty()
     env = clean_env(TERM="xterm-256color", COLUMNS="80", LINES="24", PYTHONPATH=f"{ROOT}:{TESTS}")
     command = [sys.executable, "-c", code, *argv]

@@ -62,7 +62,7 @@ def check_bytes(rows: GroupedRows) -> None:
 
 
 def error(rows: GroupedRows, params: AttentionParams, *, generated: bool) -> tuple[float, float]:
-    """Of all results together, relative; and the largest of log-sum-exp."""
+    """The relative error of all results together, and the largest one of log-sum-exp."""
     batch = replace(rows.batch, generated=(generated,) * len(rows.seg_batch.lengths))
     out, lse = cpu_attention()(rows.q, rows.packed, rows.seg_batch, batch, params)
     want, want_lse = plain_attention(rows, params)

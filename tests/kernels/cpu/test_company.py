@@ -1,7 +1,7 @@
 """On the CPU a token's logits are the same bits alone and in the batches of a server.
 
 Texts of many lengths start at different times, in chunks of any size, beside others that generate
-one token or verify several; they lose their rows and are evaluated again, and read pages that
+one token or verify several. They lose their rows and are evaluated again, and read pages that
 another text has filled. What may matter is what a token sees, and its kind.
 """
 
@@ -32,7 +32,7 @@ from support.random_model import variant
 
 N_CTX, N_GENERATED = 2304, 12
 LONG, SHARED = 1920, 515
-"""Tokens of the longest prompt, and those of them that another text begins with."""
+"""Tokens of the longest prompt, and how many of them another text begins with."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ def steps(
 
 
 def is_ready(cache: KVCache, text: Text, source: Sequence) -> bool:
-    """Whether the rows that it starts with are there; it takes those of another sequence."""
+    """Whether the rows that it starts with are there; it takes another sequence's."""
     if text.sequence.length < text.start <= source.length:
         text.sequence = cache.fork(source, text.start)
     return text.sequence.length >= text.start

@@ -180,7 +180,7 @@ def call(x):
 def test_two_files_may_have_different_functions_of_one_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As processes compile them that have counted other functions before."""
+    """Processes that have counted other functions before compile them so."""
     addresses = []
     for result in (1, 2):
         module = ModuleType("helper_of_both")

@@ -112,14 +112,14 @@ def test_blocks_without_a_scale() -> None:
 
 
 def addresses_of(name: str, planes: Planes) -> list[int]:
-    """Those of four planes, and of the codebook of types with one."""
+    """Planes of a page, four of them, and the codebook of types with one."""
     n = TOKEN_FORMATS[name].n_centroids
     book = BOOKS[n].ctypes.data if n else 0
     return [*(plane.data_ptr() for plane in planes), *[0] * (4 - len(planes)), book]
 
 
 def logits_of(q: Floats, type_k: str, planes: list[torch.Tensor], n_tokens: int) -> Floats:
-    """float32 [rows, 256], of one page and KV head, from K's kernel for so many rows."""
+    """float32 [rows, 256], of one page and KV head, from K's kernel for that many rows."""
     rows, head_dim = q.shape
     queries = q.copy()
     sums = q.reshape(rows, -1, 32).sum(2)
@@ -152,8 +152,10 @@ def page_of(rows: torch.Tensor, type_k: str, type_v: str) -> tuple[Planes, Plane
 
 def rounded(name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """float64: the rows as a type keeps them, what is left of them without what kernels add for all
-    codes of a block, and its scale: minima, and with digits, which meet codes that are OFFSET less,
-    so many scales."""
+    codes of a block, and its scale.
+
+    Kernels add minima. With digits, which meet codes that are OFFSET less, they add OFFSET scales.
+    """
     fmt = TOKEN_FORMATS[name]
     packed = encode(fmt, rows)
     n_blocks = rows.shape[-1] // fmt.block_size

@@ -49,7 +49,7 @@ def run(backend: Backend, spec: LayerSpec, layer: LayerWeights, x: np.ndarray) -
 
 
 def composed(backend: Backend, spec: LayerSpec, layer: LayerWeights, x: np.ndarray) -> np.ndarray:
-    """The same by `kernels/moe.py`, with the CPU's products."""
+    """What `kernels/moe.py` computes with the CPU's products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "experts_run", lambda weights: False)
         return run(backend, spec, layer, x)

@@ -78,7 +78,7 @@ def test_several_in_a_step(n_tokens: int) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 40])
 @pytest.mark.parametrize("name", ["q4_0", "q4_K"])
 def test_experts(name: str, n_tokens: int) -> None:
-    """Of stacks a token's experts are multiplied, whose panels are there or not."""
+    """Experts of a token are multiplied, whose panels are there or not."""
     backend, rng = cpu_backend(), random.Random(name)
     assert backend.late is not None
     moe = MoeSpec(7, 3, n_ff=256)

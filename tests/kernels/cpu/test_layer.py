@@ -247,7 +247,7 @@ def test_a_token_runs_through_all_layers_at_once(rotation: int) -> None:
 
 
 def test_plans_are_kept_until_a_token_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of all layers, though attention forgets them while it plans for others."""
+    """The plans of all layers hold, though attention forgets them while it plans for others."""
     monkeypatch.setattr(packed_attention, "MANY_PLANS", 1)
     made, make_plan = list[weakref.ref[Plan]](), packed_attention.make_plan
 

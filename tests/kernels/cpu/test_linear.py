@@ -66,7 +66,7 @@ def test_products(name: str, n_out: int) -> None:
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "q8_0"])
 def test_tall_matrices(name: str) -> None:
-    """So many rows that threads take as many at a time as they have memory for the sums of."""
+    """There are more rows than threads have memory for sums, so they take some at a time."""
     products, weight = TensorProducts(), random_packed(name, 8192, 64)
     x = torch.randn(8, 64)
     once = check(products, x, weight)

@@ -1,4 +1,4 @@
-"""The plan of a generated token, moved on from token to token, against one that is made anew."""
+"""The plan of a generated token, moved on from token to token, against a new one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_plan_is_moved_on(params: AttentionParams, n: int, most: int) -> None:
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_a_plan_is_moved_on_with_a_tail(part: int) -> None:
-    """Of the packed rows and of the tail, whose pages come and go."""
+    """The plan has packed rows and a tail, whose pages come and go."""
     tail = Tail(0, 64)
     segments = SegmentSpec("q4_0", "q4_0", tail=tail), *tail_segments(tail)
     kept = check_moved(segments, part, AttentionParams(1.0))
@@ -75,7 +75,7 @@ def test_a_plan_is_moved_on_with_a_tail(part: int) -> None:
 def check_moved(
     segments: tuple[SegmentSpec, ...], part: int, params: AttentionParams, n: int = 1
 ) -> list[object]:
-    """The plans of batches of `n` tokens, each as made anew."""
+    """The plans of batches of `n` tokens, each a new one."""
     sizes = {"n_kv_heads": 2, "head_dim": SHAPE[-1], "n_ctx": 4 * PAGE_TOKENS}
     cache = uniform_cache(NumpyArrays(), n_layers=1, segments=segments, **sizes)
     segment, other = cache.layers[0].segments[part], cache.new_sequence()
@@ -100,7 +100,7 @@ def check_moved(
 
 
 def test_rotations_of_one_token() -> None:
-    """They have the bits of those of many."""
+    """They have the bits that many of them have."""
     rope, arrays = RopeSpec(20, interleaved=False), NumpyArrays()
     freqs = rope_frequencies(rope)
     many = rope_table(freqs, np.arange(100_000, 100_100), rope, arrays)

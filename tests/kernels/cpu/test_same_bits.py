@@ -1,6 +1,6 @@
 """On the CPU a token's logits do not depend on the tokens that it is evaluated with, bit for bit.
 
-What may matter is what a token sees and its kind: those of a prompt and generated ones have kernels
+What may matter is what a token sees and its kind: a prompt's tokens and generated ones have kernels
 of their own. The number of tokens, their chunks, other sequences, the order of pages, what memory
 held before and the number of threads may not.
 """
@@ -76,7 +76,7 @@ def logits(
     generated: list[list[int]],
     company: bool = False,
 ) -> np.ndarray:
-    """Of all positions: the bits of float32 [tokens, n_vocab].
+    """The logits of all positions: the bits of float32 [tokens, n_vocab].
 
     With `company` each batch has another sequence before and one behind, of both kinds.
     """

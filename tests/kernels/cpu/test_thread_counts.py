@@ -76,7 +76,7 @@ def model_of(name: str, folder: Path) -> Transformer:
 
 
 def logits(model: Transformer, *segments: SegmentSpec) -> np.ndarray:
-    """Of a prompt and some generated tokens: their bits."""
+    """The bits of the logits of a prompt and some generated tokens."""
     cache = new_cache(model, *segments, n_ctx=512)
     sequence = cache.new_sequence()
     out = []

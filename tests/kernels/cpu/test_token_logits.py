@@ -1,5 +1,4 @@
-"""The logits of generated tokens, made in the chain of their layers, against those of layers one by
-one."""
+"""The logits of generated tokens: in the chain of their layers, against layers one by one."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def types_on_gpus(
     """Each type on one GPU, and on each GPU one of the types that are alike, in turn; those that
     fall to 90 when time is short.
 
-    Exhaustive are all on 90, every second one on each of `gpus`, and those `everywhere` on each
-    GPU. 80 and 89 have 86's instructions, and 89 those that convert fp8 besides.
+    Exhaustive are all on 90, every second one on each of `gpus`, and `everywhere` on each GPU.
+    80 and 89 have 86's instructions, and 89 also has instructions that convert fp8.
     """
     alike: dict[object, list[str]] = {}
     for name in names:
@@ -75,15 +75,15 @@ BUDGET_FACTOR = 1.0 if _RECORDED_WITH else 1.75
 """Budgets of instructions were recorded with Triton 3.7; others compile products of tensor cores to
 more."""
 ONE_TOKEN_FACTOR = 1.0 if _RECORDED_WITH else 1.15
-"""The same for products with one token."""
+"""The factor for products with one token."""
 ATTENTION_FACTOR = 1.0 if _RECORDED_WITH else 1.35
-"""The same for attention."""
+"""The factor for attention."""
 MOST_SPILLS = 0 if _RECORDED_WITH else 1
 """Accesses to local memory in a loop that isn't a product's. Decoding q4_1 on sm_120 has one with
 3.9.0, whose ptxas leaves out a value to fit the others into 80 registers."""
 
 Type = str | tuple[str, ...]
-"""Of an argument, as Triton writes it: "*u8", "i32", "fp32"; of a tuple, that of each item."""
+"""An argument's type, as Triton writes it: "*u8", "i32", "fp32"; a tuple has several."""
 
 
 def compile_kernel(
@@ -101,8 +101,8 @@ def compile_kernel(
 
     Args:
         arch: compute capability, for instance 90.
-        types: of the arguments that aren't constants. Pointers count as multiples of 16, as those
-            of torch tensors are; without that every load would be of single bytes.
+        types: of the arguments that aren't constants. Pointers count as multiples of 16, as torch
+            tensors' are; without that every load would be of single bytes.
         aligned: integer arguments that are multiples of 16, too.
     """
     signature: dict[str, Type] = {}
@@ -157,7 +157,7 @@ class Report:
     def wide_share(self, *, ignored_bytes: int = 0) -> float:
         """The share of the loaded bytes that come 16 at a time.
 
-        `ignored_bytes` per thread don't count: those of loads that can't be wide.
+        `ignored_bytes` per thread don't count: loads of them can't be wide.
         """
         narrow = sum(n for width, n in self.loads.items() if width != "128")
         wide = self.loads["128"]
@@ -180,7 +180,7 @@ def opcodes(sass: str) -> tuple[list[str], dict[str, int], list[tuple[int, str]]
 
 
 def _width(op: str) -> str:
-    """Of LDG, STG and LDGSTS; what precedes `.E` or is `.E` itself says nothing about it."""
+    """The width of LDG, STG and LDGSTS; `.E` and what precedes it say nothing about it."""
     widths = [part for part in op.split(".")[1:] if part in BYTES]
     return widths[-1] if widths else "32"
 

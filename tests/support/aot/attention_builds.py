@@ -20,7 +20,7 @@ NUMBERS = {
 
 
 def plane_types(fmt: QuantFormat) -> tuple[str, ...]:
-    """Of the planes that a type is encoded in, and of its codebook."""
+    """The types of the planes that a type is encoded in, and of its codebook."""
     return ("*u8",) * len(fmt.all_planes) + ("*fp32",) * (fmt.n_centroids > 0)
 
 

@@ -1,9 +1,9 @@
 """A GPU on paper: models run on it without memory or a driver, and what they launch is noted.
 
-Its tensors are those of torch's meta device: shapes and types without values. So what a real GPU
-refuses is refused here as well: an operation on tensors of two devices, and, while a step is
-recorded, a number that the host asks for. Triton takes a launch as far as it goes without a GPU: to
-the compiler, with the types, alignments and compile-time arguments that it found.
+Its tensors are on torch's meta device: shapes and types without values. So what a real GPU refuses
+is refused here as well: an operation on tensors of two devices, and a number that the host asks for
+in a recorded step. Triton takes a launch as far as it goes without a GPU. That is to the
+compiler, with the types, alignments and compile-time arguments that it found.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class PaperGpu(TorchDispatchMode):
 def paper_gpu(
     monkeypatch: pytest.MonkeyPatch, arch: int = 90, n_processors: int = 132
 ) -> Iterator[PaperGpu]:
-    """Makes launches of Triton's kernels, and recordings of steps, those of a new `PaperGpu`."""
+    """Makes a new `PaperGpu` get launches of Triton's kernels, and recordings of steps."""
     gpu = PaperGpu(arch, n_processors)
     driver = paper_driver(arch)
 

@@ -55,7 +55,7 @@ class Build:
 
     @property
     def instructions_per_weight(self) -> float:
-        """Of the main loop, counted for threads."""
+        """The instructions of the main loop, counted for threads."""
         threads = 32 * self.sizes.n_warps
         return self.report.n_loop * threads / (self.sizes.rows * self.sizes.values)
 

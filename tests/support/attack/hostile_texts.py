@@ -30,13 +30,13 @@ ORDERS = (
 EVERYTHING = "".join(ORDERS)
 
 OWN = re.compile(rb"\r\x1b\[K|\x1b\[(?:0|1|[0-9;]*3[1-6]|2)?m")
-"""What the program itself may send: a line begun anew, plain colours."""
+"""What the program itself may send: a line begun again, plain colours."""
 
 _STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def steering(shown: bytes, *, own: re.Pattern[bytes] = OWN) -> list[str]:
-    """What steers a terminal in what it was sent, besides what is the program's own."""
+    """What steers a terminal in what it was sent, without what is the program's own."""
     assert b"\x1b[35;46;9m" not in shown
     text = own.sub(b"", shown.replace(b"\r\n", b"\n")).decode("utf-8", errors="surrogateescape")
     return _STEERING.findall(text) + re.findall("[\udc80-\udc9f]", text)

@@ -1,7 +1,8 @@
 """Random calls of the CPU's kernels on guarded memory, compared with the reference.
 
-Run as a program, so that a fault ends a process of its own: each argument is KIND:SEED:AMOUNT, how
-many cases of a kind or, with an "s" behind it, how many seconds. Each case is told before it runs.
+It runs as a program, so that a fault ends a process of its own. Each argument is KIND:SEED:AMOUNT:
+how many cases of a kind or, with an "s" behind it, how many seconds. Each case is told before it
+runs.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def run_limited(module: str, call: str, *, seconds: float) -> str:
 
 
 def limit_growth(n_bytes: int) -> None:
-    """Let this process's address space grow by so many bytes and no more."""
+    """Let this process's address space grow by that many bytes and no more."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + n_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

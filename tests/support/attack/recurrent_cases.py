@@ -145,7 +145,7 @@ class _SomeBatch:
 
 
 def _views(rows: StateRows, data: Any) -> StateRows:
-    """The same places in other memory."""
+    """A copy of the places in other memory."""
     n = rows.rows[0].size
     held = data[:, rows.rows_at : rows.rows_at + n].reshape(rows.rows.shape)
     if rows.memory is None:
