@@ -1,4 +1,7 @@
-"""SmolLM2 as a checkpoint of transformers, and back to a GGUF file, which is quantised and run."""
+"""SmolLM2 as a checkpoint of transformers, and back to a GGUF file, which is quantised and run.
+
+What quantising costs is measured on a text that the importance matrix has not seen.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from tokenizers import pre_tokenizers as steps
 from localkv import LLM
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.tensor_reader import FileTensors
+from localkv.quality.scores import calibration_text
 from support.checkpoints import write_safetensors
+from support.paths import DATA
 from support.program import Program
 from support.real_models import FILES
 
@@ -113,3 +118,33 @@ def test_there_and_back(folder: Path, tmp_path: Path, program: Program) -> None:
         llm.close()
     assert texts[0] == texts[1]
     assert "Paris" in texts[2]
+    check_importance(path, tmp_path, program)
+
+
+BARS = {"Q4_K_M": (0.05, 0.7), "IQ3_S": (0.2, 0.3)}
+"""The divergence from F32 with an importance matrix, in nats, and its share of the one without.
+
+Measured: 0.033 and 0.50, 0.143 and 0.19. The standard error of each is 4 %.
+"""
+
+
+def check_importance(model: Path, folder: Path, program: Program) -> None:
+    """Measure an importance matrix, quantise with and without it, and compare predictions."""
+    text, matrix, base = (folder / name for name in ("text.txt", "imatrix.gguf", "base"))
+    text.write_text(calibration_text())
+    done = program("imatrix", "-m", model, "-f", text, "-o", matrix, "--json")
+    assert done.code == 0, done.err
+    facts = json.loads(done.out)
+    n_matrices = 7 * open_gguf(model).metadata.integer("llama.block_count")
+    assert (facts["n_matrices"], facts["chunk_size"]) == (n_matrices, 512)
+    measure = ("perplexity", "-f", DATA / "handbook.txt", "--chunks", "4", "-m")
+    assert program(*measure, model, "--save-base", base).code == 0
+    for name, (most, share) in BARS.items():
+        klds = []
+        for words in ((), ("--imatrix", matrix)):
+            small = folder / "small.gguf"
+            assert program("quantize", *words, model, small, name).code == 0
+            found = json.loads(program(*measure, small, "--base", base, "--json").out)
+            klds.append(found["results"][0]["divergence"]["kld"]["value"])
+        assert klds[1] < most
+        assert klds[1] < share * klds[0]
