@@ -122,6 +122,7 @@ lint: .venv/.dev
 	$(BIN)/python .ci/prose
 
 figures: .venv/.dev
+	$(BIN)/python docs/make_drawings.py
 	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/cache-costs.md docs/cache-methods.md
 	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB --device cuda --plot docs/plan.svg
 	$(BIN)/python -c 'import json; print(json.load(open("$(STORIES)"))["text"])' >.venv/stories.txt
