@@ -151,7 +151,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "to be continued, and one elsewhere",
     ),
     ("cache_vs_nocache_prompt", 'llama.cpp skips it: "This test fails on linux, need to be fixed"'),
-    ("local_media", "images are not there; besides, no path of a request leads to a file"),
+    ("local_media", "images are not there, and no path of a request leads to a file"),
     ("image|vision", "images are not there: status 501"),
     (
         "test_with_and_without_draft",
