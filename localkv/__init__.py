@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from localkv.llm import LLM
     from localkv.sampling.params import SamplingParams
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["LLM", "LocalKVError", "SamplingParams", "__version__"]
 
 _HOMES = {
