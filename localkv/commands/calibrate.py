@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from localkv.loader.smoothing import Smoothing
     from localkv.model import Transformer
     from localkv.quality.kv_profile import Plan
+    from localkv.quality.weight_profile import WeightProfile
 
 
 BUILT_IN = "the built-in text"
@@ -60,6 +62,8 @@ def _run(
     smooth: float,
     kv_tail: str,
     plot_file: str | None,
+    weight_types: str | None,
+    imatrix: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -70,6 +74,19 @@ def _run(
         check_writable(Path(output))
     if plot_file is not None:
         check_plot(plot_file)
+    if weight_types is not None:
+        of_cache = {"--types": types, "--bits": bits, "--time": minutes, "--plot": plot_file}
+        given = [flag for flag, value in of_cache.items() if value is not None]
+        if given:
+            raise UsageError(f"{given[0]} is for a KV profile, and --weight-types for weights")
+        if output is None:
+            raise UsageError("--weight-types needs a name for the file", hint="-o weights.json")
+        if unnamed:
+            note(unnamed)
+        _measure_weights(weight_types, imatrix, file, tokens, Path(output), as_json, values)
+        return
+    if imatrix is not None:
+        raise UsageError("--imatrix is for costs of weights", hint="with --weight-types q8_0,q4_0")
     names = types_of(types)
     budgets = budgets_of(bits)
     tails = tails_of(kv_tail, names)
@@ -139,6 +156,110 @@ def _run(
         from localkv.commands.kv_view import of_profile
 
         draw(of_profile(profile), plot_file)
+
+
+def _measure_weights(
+    types: str,
+    imatrix: str | None,
+    file: str | None,
+    tokens: int | None,
+    output: Path,
+    as_json: bool,
+    values: dict[str, Any],
+) -> None:
+    """Measure a weight profile, and write it."""
+    from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED, can_encode
+    from localkv.kernels.select import select_backend
+    from localkv.loader.importance import read_importance
+    from localkv.loader.quantised_format import tensor_type
+    from localkv.quality.scores import calibration_text
+    from localkv.quality.weight_costs import WeightPlan, check_measurable, measure_weights
+    from localkv.quality.weight_profile import write_weight_profile
+
+    formats = []
+    for word in filter(None, map(str.strip, types.split(","))):
+        fmt = tensor_type(word)
+        if fmt is None:
+            raise UsageError(
+                f"--weight-types: {word!r} is not a type of weights", hint="as in q8_0,q5_0,q4_0"
+            )
+        if fmt.block_size > 1 and not can_encode(fmt):
+            raise UsageError(f"--weight-types: {fmt.name} can be read but not made")
+        if fmt.name in ONLY_WEIGHTED and imatrix is None:
+            raise UsageError(
+                f"--weight-types: {fmt.name} needs an importance matrix", hint="--imatrix FILE"
+            )
+        formats.append(fmt)
+    if not formats:
+        raise UsageError("--weight-types names no type", hint="as in q8_0,q5_0,q4_0")
+    importance = None if imatrix is None else read_importance(imatrix)
+    text = (
+        calibration_text() if file is None else without_final_newline(read_file(file, "the text"))
+    )
+    llm = load_llm({**unoffered_values(_USED), **values})
+    check_measurable(llm.config)
+    if llm.backend.name != "cpu":
+        raise UsageError("costs of weights are measured on a CPU", hint="--device cpu")
+    n_tokens = tokens or DEFAULT_WEIGHT_TOKENS
+    chunk = _chunks(llm, text, min(n_tokens, CHUNK))[0]
+    gguf = llm.gguf
+    llm.close()
+    plan = WeightPlan(tuple(dict.fromkeys(formats)), importance, n_ctx=len(chunk))
+    with CalibrateProgress() as progress:
+        profile = measure_weights(
+            gguf,
+            select_backend("cpu"),
+            chunk,
+            plan,
+            text=BUILT_IN if file is None else Path(file).name,
+            on_step=progress.step,
+        )
+    write_weight_profile(output, profile)
+    with TextOutput(None) as out:
+        if as_json:
+            facts = {"path": str(output), "seconds": progress.seconds, **asdict(profile)}
+            out.write(json.dumps(facts, ensure_ascii=False))
+        else:
+            use = f"{printable(output)}: measured in {progress.seconds:.0f} s; localkv plan "
+            use += "--quality reads it"
+            out.write("\n".join([*weight_lines(profile), "", use]))
+
+
+DEFAULT_WEIGHT_TOKENS = 512
+
+
+def weight_lines(profile: WeightProfile) -> list[str]:
+    """What was found of weights, for people."""
+    from localkv.quality.weight_profile import kind_of
+
+    rows = [("all matrices in", "KLD predicted", "verified")]
+    rows += [(w.type, f"{w.predicted:.2e}", f"{w.verified:.2e}") for w in profile.whole]
+    names = {
+        kind: [m for m in profile.matrices if kind_of(m.name) == kind] for kind in profile.kinds
+    }
+    types = [one.type for one in profile.whole]
+    kinds = [("", "8-bit activations", *types)]
+    for kind, matrices in names.items():
+        sums = [
+            f"{sum(m.kld[name] for m in matrices):.2e}" if name in matrices[0].kld else "-"
+            for name in types
+        ]
+        kinds.append((kind, f"{profile.kinds[kind]:.2e}", *sums))
+    kinds.append(("all together", f"{profile.all_activations:.2e}", *["" for _ in types]))
+    layers = [(f"layer {i}", f"{cost:.2e}") for i, cost in enumerate(profile.layers[:-1])]
+    layers.append(("output", f"{profile.layers[-1]:.2e}"))
+    return [
+        f"{counted(profile.n_tokens, 'token')} of {printable(profile.text)}, "
+        f"{profile.n_scored} predictions compared with those of the same file in float32",
+        "",
+        *table(rows),
+        "",
+        "KLD by kind of matrix: of 8-bit activations, and of types with exact activations",
+        *table(kinds),
+        "",
+        "KLD of 8-bit activations by layer",
+        *table(layers),
+    ]
 
 
 def _smoothed(
@@ -450,10 +571,14 @@ calibrate = Command(
             "localkv calibrate -m model.gguf -f text.txt -o model.kv.json",
         ),
         ("Draw what was measured", "localkv calibrate -m model.gguf --plot layers.png"),
+        (
+            "What types of weights cost, for localkv plan --quality",
+            "localkv calibrate -m model.gguf --weight-types f16,q8_0,q5_0,q4_0 -o weights.json",
+        ),
         ("Use it", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
-    essentials="-m -hf -f -o --tokens --time --types --bits --smooth --kv-tail -t -dev --plot "
-    "--json",
+    essentials="-m -hf -f -o --tokens --time --types --bits --smooth --kv-tail --weight-types -t "
+    "-dev --plot --json",
     params=[
         TEXTS.option(
             "-f --file",
@@ -500,6 +625,18 @@ calibrate = Command(
             help="Divide channels of K and V by their magnitude to this power, and multiply K's "
             "with the queries' magnitude to what is left of 1, inside the weights. The model stays "
             "as it is, and small channels keep their precision beside large ones; 0 is off.",
+        ),
+        MEASURE.option(
+            "--weight-types",
+            metavar="TYPES",
+            help="Measure what these types of weights cost in each matrix, and 8-bit activations "
+            "in each layer and kind of matrix, in place of K and V. localkv plan --quality reads "
+            "the file.",
+        ),
+        MEASURE.option(
+            "--imatrix",
+            metavar="FILE",
+            help="The importance matrix that the types of --weight-types are made with.",
         ),
         *(param for param in loading_options() if param.name in _USED),
         OUTPUT.option(

@@ -207,19 +207,22 @@ class ChunkCosts:
         self._inputs = dict[int, NDArray[Any]]()
         self._logits = self._run(base_types(model), 0, lambda logits: logits.copy(), keep=True)
 
-    def divergence(self, types: LayerTypes, cache: CacheConfig | None = None) -> float:
+    def divergence(
+        self, types: LayerTypes, cache: CacheConfig | None = None, first: int | None = None
+    ) -> float:
         """The sum over scored tokens, in nats.
 
         Args:
             cache: another one than the chunk's, but for its types.
+            first: the first layer that gives another output; None for the first of other types.
 
         Raises:
             LocalKVError: a logit is infinite or not a number.
         """
-        changed = (
-            i for i, (a, b) in enumerate(zip(types, base_types(self.model), strict=True)) if a != b
-        )
-        first = next(changed, self.model.config.n_layers - 1)
+        if first is None:
+            pairs = enumerate(zip(types, base_types(self.model), strict=True))
+            changed = (i for i, (a, b) in pairs if a != b)
+            first = next(changed, self.model.config.n_layers - 1)
         return self._run(types, first if self._inputs else 0, self._from_base, cache=cache)
 
     def _from_base(self, logits: Floats) -> float:

@@ -338,3 +338,69 @@ def test_kernels_that_are_compiled_first_do_not_count(capsys: pytest.CaptureFixt
         quick.step(done, 300, "")
         now += 0.1
     assert not capsys.readouterr().err
+
+
+WEIGHTS = ("--weight-types", "f16,q8_0,q4_0", "--tokens", "64", "-t", "2", "--device", "cpu")
+
+
+@pytest.mark.slow
+def test_weights_and_the_joint_choice(program, measured: Path, tmp_path: Path) -> None:
+    """What was measured chooses types within bytes, and `quantize` makes the file of that size."""
+    profile, types, made = (tmp_path / name for name in ("w.json", "types.txt", "made.gguf"))
+    done = program("calibrate", "-m", measured, *WEIGHTS, "-o", profile)
+    assert done.code == 0, done.err
+    assert "8-bit activations" in done.out
+    done = program("calibrate", "-m", measured, *MEASURE, "-o", tmp_path / "kv.json")
+    assert done.code == 0, done.err
+    of_cache = ("--kv-profile", tmp_path / "kv.json")
+    ask = ("plan", measured, "--quality", profile, "-c", "256", "--device", "cpu")
+    every = program(*ask, *of_cache, "--memory", "1GiB", "--json")
+    assert every.code == 0, every.err
+    curve = json.loads(every.out)["curve"]
+    klds = [one["kld"] for one in curve]
+    assert klds == sorted(klds, reverse=True)
+    assert klds[-1] < klds[0] / 10
+    assert {one["cache"] for one in curve} > {"f16"}
+    middle = curve[len(curve) // 2]["budget"]
+    words = (*ask, *of_cache, "--memory", str(middle), "--save-types", types)
+    chosen = program(*words, "--json")
+    facts = json.loads(chosen.out)
+    assert sum(facts["chosen"][key] for key in ("weights", "cache_bytes", "scratch")) <= middle
+    shown = program(*words, "--plot", tmp_path / "curve.svg")
+    assert shown.code == 0, shown.err
+    assert "--tensor-type-file" in shown.out
+    assert (tmp_path / "curve.svg").stat().st_size > 1000
+    done = program("quantize", "--tensor-type-file", types, measured, made, "Q8_0")
+    assert done.code == 0, done.err
+    tensors = open_gguf(made).tensors
+    assert {name: tensors[name].format.name for name in facts["types"]} == facts["types"]
+    assert sum(tensor.n_bytes for tensor in tensors.values()) == facts["chosen"]["weights"]
+    other = program("plan", made, "--quality", profile, "--device", "cpu")
+    assert other.code != 0
+    assert "of another model" in other.err
+    small = program(*ask, "--memory", "1000")
+    assert small.code != 0
+    assert "smallest of the measured types" in small.err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--weight-types", "q4_0"), "-o weights.json"),
+        (("--weight-types", "q4_9", "-o", "w.json"), "'q4_9' is not a type of weights"),
+        (("--weight-types", "iq1_s", "-o", "w.json"), "can be read but not made"),
+        (("--weight-types", "iq2_xs", "-o", "w.json"), "needs an importance matrix"),
+        (("--weight-types", ",", "-o", "w.json"), "names no type"),
+        (("--weight-types", "q4_0", "--bits", "4", "-o", "w.json"), "--bits is for a KV profile"),
+        (("--imatrix", "x.gguf"), "--imatrix is for costs of weights"),
+    ],
+)
+def test_wrong_words_about_weights(
+    program, measured: Path, options: tuple[str, ...], problem: str
+) -> None:
+    done = program("calibrate", "-m", measured, *options)
+    assert done.code != 0
+    assert problem in done.err
+    done = program("plan", measured, "--save-types", "x", "--device", "cpu")
+    assert done.code != 0
+    assert "what --quality FILE chooses" in done.err

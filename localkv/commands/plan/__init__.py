@@ -39,7 +39,7 @@ from localkv.commands.options import (
     preset_or_given,
     say_preset,
 )
-from localkv.commands.output import warn
+from localkv.commands.output import check_writable, warn
 from localkv.commands.parsing import Command, Whole, byte_size_of
 from localkv.commands.plan.model import (
     asked_profile,
@@ -61,8 +61,10 @@ from localkv.system.threads import default_threads
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
     from localkv.cache.ladder import Pair
+    from localkv.cache.profile import KVProfile, TypeList
     from localkv.commands.plan.ladder import LadderPlan
     from localkv.commands.plan.model import PlannedModel
+    from localkv.commands.plan.quality import QualityPlan
     from localkv.commands.plan.report import PlacedPlan, Plan
     from localkv.config import CacheConfig
     from localkv.memory.plan import ModelMemory
@@ -95,6 +97,18 @@ _PLAN_OPTIONS: list[click.Parameter] = [
         help="Sequences that are held at the same time, each with its own context.",
     ),
     max_kld_option(),
+    PLAN.option(
+        "--quality",
+        metavar="FILE",
+        help="Choose the types of weights, and of K and V by layer if there is a KV profile, "
+        "together: those that cost predictions least within --memory. FILE is what localkv "
+        "calibrate --weight-types measured.",
+    ),
+    PLAN.option(
+        "--save-types",
+        metavar="FILE",
+        help="Write the chosen types of weights, for localkv quantize --tensor-type-file.",
+    ),
 ]
 
 
@@ -106,6 +120,8 @@ def _run(
     memory: int | None,
     sequences: int,
     plot_file: str | None,
+    quality: str | None,
+    save_types: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -122,6 +138,20 @@ def _run(
         check_plot(plot_file)
     say_preset(values, why=True)
     named = _named_pairs(values, all_pairs)
+    if save_types is not None and quality is None:
+        raise UsageError("--save-types writes what --quality FILE chooses")
+    if quality is not None:
+        others = {
+            "types of K and V": named,
+            "--synthetic": synthetic,
+            "--max-kld": values["max_kld"],
+            "a draft model": values["draft_model"],
+            "adapters": adapter_arguments(values).get("lora"),
+            "--activations exact": values["activations"] != "auto",
+            "--kv-budget": ladder_arguments(values),
+        }
+        if given := [name for name, value in others.items() if value]:
+            raise UsageError(f"--quality chooses by itself, and can't be used with {given[0]}")
     if synthetic is not None and (file or values["model"] or values["hf_repo"]):
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
     if synthetic is not None and Overrides.of(values):
@@ -152,6 +182,10 @@ def _run(
     n_ctx = chosen_context(values["n_ctx"] or 0, model.config)
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))
     check_windows(cache, model.config.groups)
+    if quality is not None:
+        measured = _quality_plan(quality, model, with_profile, profile, cache, budget)
+        _show_quality(measured, model, save_types, plot_file, as_json)
+        return
     pairs = _fitting(named, cache, model.config, all_pairs) if named else shown_pairs(model_memory)
     choice = pairs if named and not all_pairs else usual_pairs(model.config)
     n_bytes = budget.n_bytes
@@ -201,6 +235,71 @@ def _run(
         placed.check()
     elif reason := plan.why_nothing_runs(n_ctx=values["n_ctx"] or None):
         raise DoesNotFitError(reason)
+
+
+def _quality_plan(
+    path: str,
+    model: PlannedModel,
+    memory: ModelMemory,
+    profile: KVProfile | None,
+    cache: CacheConfig,
+    budget: Budget,
+) -> QualityPlan:
+    """Choices of weights and of caches, from what was measured.
+
+    Raises:
+        UsageError: the profile can't be read, or is another model's.
+    """
+    from localkv.cache.profile import with_profile_types
+    from localkv.commands.plan.quality import CacheChoice, QualityPlan
+    from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_fingerprint import model_hash
+    from localkv.quality.weight_profile import HINT, Curve, read_weight_profile
+
+    weights = read_weight_profile(path)
+    if weights.model != model_hash(open_gguf(model.path)):
+        raise UsageError(f"the weight profile {path} is of another model", hint=HINT)
+
+    def choice(
+        name: str, typed: CacheConfig, kld: float, types: TypeList | None = None
+    ) -> CacheChoice:
+        plan = memory.plan(typed)
+        return CacheChoice(name, plan.cache_k + plan.cache_v, plan.scratch, kld, types)
+
+    caches = [choice("f16", cache, 0.0)]
+    for one in profile.lists if profile is not None else ():
+        name = f"{one.bits:.4g} bits" + (f", tail {one.kv_tail}" if one.kv_tail else "")
+        caches.append(choice(name, with_profile_types(cache, one), one.verified, one))
+    return QualityPlan(weights, Curve(weights), caches, budget.n_bytes)
+
+
+def _show_quality(
+    plan: QualityPlan,
+    model: PlannedModel,
+    types_file: str | None,
+    plot_file: str | None,
+    as_json: bool,
+) -> None:
+    """Print a joint choice, and write what is asked for."""
+    from pathlib import Path
+
+    from localkv.commands.plan.quality import draw_quality, quality_json, quality_lines, type_lines
+    from localkv.system.files import write_whole
+
+    is_rounded = any(
+        tensor.format.block_size > 1 for tensor in model.tensors if len(tensor.shape) > 1
+    )
+    text = (
+        json.dumps(quality_json(plan), ensure_ascii=False)
+        if as_json
+        else "\n".join(quality_lines(plan, model.path, types_file, is_rounded=is_rounded))
+    )
+    if types_file is not None:
+        check_writable(Path(types_file))
+        write_whole(types_file, type_lines(plan.profile, plan.choice.types).encode())
+    click.echo(text)
+    if plot_file is not None:
+        draw_quality(plan, plot_file)
 
 
 _MOST_COLUMNS = 6
@@ -342,7 +441,8 @@ plan = Command(
         ("For another machine", "localkv plan model.gguf --memory 24GiB --device cuda -c 32768"),
         ("A shape without a file", "localkv plan --synthetic llama-70b:q4_K --memory 48GiB"),
     ],
-    essentials="--memory --sequences -hf --synthetic -c -ctk -ctv --all -dev --plot --json",
+    essentials="--memory --sequences --quality -hf --synthetic -c -ctk -ctv --all -dev --plot "
+    "--json",
     params=[
         file_argument(),
         *_PLAN_OPTIONS,
