@@ -186,6 +186,8 @@ def measure(found: Mapping[str, Program], rounds: int) -> dict[str, list[Run]]:
     for turn in range(-1, rounds):
         print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
         for name, program in found.items():
+            if turn < 0 and program.cold:
+                continue  # nothing is kept from one first start to the next
             run = program.run()
             if turn >= 0:
                 runs[name].append(run)

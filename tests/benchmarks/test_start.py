@@ -37,6 +37,7 @@ def test_what_llama_cpp_s_program_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts from the process's start")
 def test_the_model_s_first_token(tiny_model: Path, tmp_path: Path) -> None:
     """With kernels and without; the parts are less than the whole."""

@@ -24,6 +24,7 @@ from localkv.simd import cpu_features
 from localkv.simd.cpu_features import CPU_LEVEL, LEVELS
 from support.kernel_folder import SOURCES, folder, forget
 from support.paths import ROOT
+from support.quick import quick
 
 __all__ = ["folder"]
 
@@ -152,9 +153,8 @@ def run_in(level: str, program: str) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not LEVELS, reason="another architecture")
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", quick(LEVELS, (), (*LEVELS,)[::3]))
 def test_every_level_is_compiled_on_any_cpu(level: str) -> None:
     """Kernels of products and of attention; instructions of higher levels are in none of them."""
     program = """
