@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -256,6 +257,10 @@ def _quality_plan(
     from localkv.loader.model_fingerprint import model_hash
     from localkv.quality.weight_profile import HINT, Curve, read_weight_profile
 
+    if not os.path.exists(model.path):
+        raise UsageError(
+            "--quality needs the model itself, not only its header", hint="localkv pull fetches it"
+        )
     weights = read_weight_profile(path)
     if weights.model != model_hash(open_gguf(model.path)):
         raise UsageError(f"the weight profile {path} is of another model", hint=HINT)
