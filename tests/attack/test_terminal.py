@@ -119,6 +119,12 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["-m", "MODEL", "-f", "PROMPT", "-c", "32"], 0),
         (["-m", "MODEL", "-f", NAME], 2),
     ],
+    "imatrix": [
+        (["-m", "MODEL", "-f", "PROMPT", "-c", "32", "-o", ORDERS[2]], None),
+        (["-m", "UNKNOWN", "-f", "PROMPT"], 1),
+        (["-m", "MODEL", "-f", NAME], 2),
+        (["--in-file", "UNKNOWN", "--show-statistics"], None),
+    ],
     "calibrate": [(["-m", NAME + "x"], None), (["-m", "MODEL", "-f", NAME], 2)],
     "embed": [
         (["-m", "MODEL", "-f", "PROMPT", "--json"], None),
