@@ -160,6 +160,25 @@ def test_the_command_of_the_docs(machine: str):
         assert len(two_engines(machine)) == CPUS
 
 
+def test_a_replica_of_several_models_answers_with_each(machine: str):
+    names = ("tales-4M-Q8_0", "tales-hybrid-Q8_0")
+    files = ",".join(str(MODELS / f"{name}.gguf") for name in names)
+    build = ("localkv.server.cluster.ray_app:build", f"model={files}", "name=one,other")
+    texts = dict[str, str]()
+    with command(machine, *build, "n_threads=1"):
+        for name in ("one", "other", "one"):
+            _, body = until(lambda name=name: ask(machine, conversation(1), model=name))
+            answer = json.loads(body)
+            assert answer["model"] == name
+            text = answer["choices"][0]["message"]["content"]
+            assert texts.setdefault(name, text) == text
+        with pytest.raises(urllib.error.HTTPError) as error:
+            ask(machine, conversation(1), model="none")
+        with error.value as refused:
+            assert refused.code == 404
+    assert texts["one"] != texts["other"]
+
+
 SHAPES = {
     "/v1/chat/completions": lambda body: body["error"]["type"] == "unavailable_error",
     "/v1/responses": lambda body: body["error"]["code"] == 503,
