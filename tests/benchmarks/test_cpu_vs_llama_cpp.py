@@ -322,7 +322,10 @@ BENCH = """#!{python}
 import json, os, sys
 from pathlib import Path
 def state(pid):
-    return Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()
+    try:
+        return Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return [None, None]
 pids = filter(str.isdigit, os.listdir("/proc"))
 mine = os.getppid()
 others = [pid for pid in pids if state(pid)[1] == state(mine)[1] and int(pid) != mine]
