@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import accumulate
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -43,6 +44,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _kinds = list[type]()
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+_making = Lock()
+"""Held while a decoder is made. msgspec keeps what it knows of a type with the type, before that is
+complete, so a second thread that meets the type in another decoder crashes the process."""
 
 
 def takes(kind: type) -> Callable[[F], F]:
@@ -58,8 +62,11 @@ def takes(kind: type) -> Callable[[F], F]:
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    decoder = _decoders.get(kind)
-    return decoder or _decoders.setdefault(kind, msgspec.json.Decoder(with_others(kind)))
+    if kind not in _decoders:
+        with _making:
+            if kind not in _decoders:
+                _decoders[kind] = msgspec.json.Decoder(with_others(kind))
+    return _decoders[kind]
 
 
 def make_decoders() -> None:

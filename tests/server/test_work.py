@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -307,3 +308,23 @@ async def test_work_for_a_large_body_is_done_in_a_thread() -> None:
 def test_values_that_take_more_than_their_text_count_as_much(body: Any, least: int) -> None:
     text = body.encode() if isinstance(body, str) else body
     assert least <= nesting(text).n_bytes < 3 * least + 500
+
+
+def test_decoders_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """msgspec crashes where two threads first meet a type at the same time."""
+    made, busy = list[type](), threading.Lock()
+
+    def make(kind: type) -> str:
+        assert busy.acquire(blocking=False)
+        time.sleep(0.02)
+        made.append(kind)
+        busy.release()
+        return kind.__name__
+
+    monkeypatch.setattr(msgspec.json, "Decoder", make)
+    monkeypatch.setattr(json_body, "_decoders", {})
+    kinds = [type(f"Body{n}", (), {}) for n in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        names = list(pool.map(json_body._decoder, [*kinds, *reversed(kinds)]))
+    assert names == [f"Body{n}" for n in (*range(6), *reversed(range(6)))]
+    assert sorted(one.__name__ for one in made) == sorted(set(names))

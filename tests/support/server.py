@@ -50,7 +50,7 @@ class RunningServer:
         limits: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         named = [] if model is None else ["-m", str(model)]
-        command = [sys.executable, *program, "serve", *named, "--port", "0"]
+        command = [sys.executable, "-X", "faulthandler", *program, "serve", *named, "--port", "0"]
 
         def limit() -> None:
             for what, most in limits.items():
@@ -125,4 +125,6 @@ class RunningServer:
             self.process.kill()
             code = self.process.wait()
         self._reading.join()
+        if code < 0:  # a signal ended it: pytest shows where it was
+            sys.stderr.writelines(self.lines)
         return code
