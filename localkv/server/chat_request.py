@@ -254,7 +254,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
     """
     _check(body)
     model, asked = await front.model(), asked_tools(body)
-    family, tools, grammar = await front.apart(
+    family, tools, grammar = await front.in_thread(
         model.calls,
         asked.allowed,
         asked.choice,

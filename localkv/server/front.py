@@ -44,7 +44,7 @@ class Front:
     Attributes:
         started: seconds since 1970.
         metrics: of the model, once somebody counts.
-        apart, for_body: `Work`'s.
+        in_thread, for_body: `Work`'s.
         lora: the scales of adapters, of requests that name none; None for the start's.
     """
 
@@ -59,7 +59,7 @@ class Front:
         self._origins = origins
         self.supervisor = supervisor
         self.started = int(time.time())
-        self.work, self.apart, self.for_body = work, work.apart, work.for_body
+        self.work, self.in_thread, self.for_body = work, work.in_thread, work.for_body
         self.metrics: Metrics | None = None
         self.lora: dict[int, float] | None = None
         self._making: asyncio.Task[PromptModel] | None = None
@@ -155,7 +155,7 @@ class Front:
             RequestError: the template refuses it.
         """
         model = await self.model()
-        return await self.apart(model.conversation, messages, **options)
+        return await self.in_thread(model.conversation, messages, **options)
 
     async def params(self, fields: SamplingFields) -> SamplingParams:
         """How tokens are drawn.
@@ -170,7 +170,7 @@ class Front:
 
         arguments = fields, self.settings.params, tokens_of
         if fields.logit_bias:
-            return await self.apart(sampling_params, *arguments)
+            return await self.in_thread(sampling_params, *arguments)
         try:
             return sampling_params(*arguments)
         except LocalKVError as error:

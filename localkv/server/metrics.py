@@ -118,8 +118,8 @@ class Metrics:
         self.request_seconds = seconds("text", "From a request to the end of its text.", LONG)
         self.steps = Histogram(
             "localkv_step_milliseconds",
-            "Steps of the engine by the requests that generate in it; those with a part of a "
-            "prompt apart.",
+            "Steps of the engine by the requests that generate in it; one with a part of a "
+            "prompt counts separately.",
             ["rows"],
             buckets=STEPS,
             registry=registry,

@@ -421,7 +421,7 @@ class Models:
             limits.append(f"be {most} at most")
         if limits:
             several = counted(len(self._models), "model")
-            self._say(f"{several}: those that are loaded may take {' and '.join(limits)}")
+            self._say(f"{several}: the loaded ones may take {' and '.join(limits)}")
 
     @staticmethod
     def is_ready(model: ServedModel) -> bool:

@@ -217,7 +217,7 @@ async def text_prompts(front: Front, given: GivenPrompts) -> list[TextPrompt]:
     many = _split(given)
     front.check_count(len(many))
     most = front.facts.engine.n_ctx
-    return await front.apart(lambda: [_prompt(model, one, most) for one in many])
+    return await front.in_thread(lambda: [_prompt(model, one, most) for one in many])
 
 
 def _split(given: GivenPrompts) -> list[Any]:
@@ -294,7 +294,7 @@ async def infill_prompt(
         )
         return TextPrompt(ids, prefix + prompt)
 
-    return await front.apart(made)
+    return await front.in_thread(made)
 
 
 def checked_token(model: PromptModel, token: Any) -> int:

@@ -243,7 +243,7 @@ async def grammar_for(front: Front, body: RequestFields) -> Grammar | None:
             )
         for name, value in msgspec.structs.asdict(outputs).items():
             given[f"structured_outputs.{name}"] = value
-    return await front.apart(grammar_of, given)
+    return await front.in_thread(grammar_of, given)
 
 
 def grammar_of(given: Mapping[str, Any]) -> Grammar | None:

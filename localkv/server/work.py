@@ -158,7 +158,7 @@ class Work:
         finally:
             self._trim()
 
-    async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call a function that takes long in a thread; it may be called twice.
 
         Raises:
@@ -180,7 +180,7 @@ class Work:
         record = current.get()
         if record is None or record.n_body <= SMALL:
             return function(*arguments)
-        return await self.apart(function, *arguments)
+        return await self.in_thread(function, *arguments)
 
     def keep(self, record: RequestRecord, n_bytes: int) -> None:
         """Count memory that a request takes until it is answered.

@@ -89,7 +89,7 @@ def test_models_are_loaded_by_requests_and_go_for_others(several: RunningServer)
     assert len(several.get("/api/tags")[1]["models"]) == 4
     said = "".join(several.lines)
     assert f"{NAMES[1]} takes 17" in said
-    assert "those that are loaded may take 360.00 MiB (--models-memory)" in said
+    assert "the loaded ones may take 360.00 MiB (--models-memory)" in said
 
 
 def test_names(several: RunningServer):

@@ -432,7 +432,7 @@ async def _completed(
         n_indent=max(0, body.n_indent or 0),
         line_seconds=max(0.0, body.t_max_predict_ms or 0.0) / 1000,
     )
-    echoed = await front.apart(lambda: [model.detokenize(submit.ids) for submit in requests])
+    echoed = await front.in_thread(lambda: [model.detokenize(submit.ids) for submit in requests])
     answers = Answers(
         await front.begin_all(requests), [AnswerReader(keeps_reasoning=True) for _ in requests]
     )
@@ -487,7 +487,7 @@ async def tokenize(front: Front, request: Request) -> Response:
                 ids.append(checked_token(model, part))
         return ids
 
-    return Response(await front.apart(answer), media_type="application/json")
+    return Response(await front.in_thread(answer), media_type="application/json")
 
 
 def _listed(model: PromptModel, ids: list[int], *, with_pieces: bool) -> Iterator[bytes]:
@@ -522,7 +522,7 @@ async def detokenize(front: Front, request: Request) -> Response:
         ids = [checked_token(model, token) for token in body.tokens]
         return to_json({"content": model.detokenize(ids)})
 
-    return Response(await front.apart(content), media_type="application/json")
+    return Response(await front.in_thread(content), media_type="application/json")
 
 
 @takes(ChatBody)

@@ -350,7 +350,7 @@ async def _raw(front: Front, body: GenerateRequest, options: Options) -> Answers
         max_tokens=most,
         stop=stop_strings(options.stop),
         logprobs=logprobs,
-        grammar=await front.apart(grammar_of, {"response_format": response_format(body)}),
+        grammar=await front.in_thread(grammar_of, {"response_format": response_format(body)}),
     )
     texts = await front.begin_all(requests)
     return Answers(texts, [AnswerReader(keeps_reasoning=True)])
@@ -407,14 +407,14 @@ async def version(models: Models, request: Request) -> Response:
 
 async def tags(models: Models, request: Request) -> Response:
     """GET /api/tags: the models there are."""
-    listed = await models.work.apart(lambda: [_listed(one) for one in models])
+    listed = await models.work.in_thread(lambda: [_listed(one) for one in models])
     return json_response({"models": listed})
 
 
 async def running(models: Models, request: Request) -> Response:
     """GET /api/ps: the models that are loaded, and when they will go."""
     loaded = [(one, facts) for one in models if (facts := one.supervisor.facts) is not None]
-    listed = await models.work.apart(lambda: [_loaded(*one) for one in loaded])
+    listed = await models.work.in_thread(lambda: [_loaded(*one) for one in loaded])
     return json_response({"models": listed})
 
 
@@ -437,7 +437,7 @@ async def show(models: Models, request: Request) -> Response:
     served = models.named(body.model or body.name)
     front, params = served.front, served.settings.params
     model = await front.model()
-    n_ctx = await models.work.apart(_context, served, model)
+    n_ctx = await models.work.in_thread(_context, served, model)
     parameters = {
         "num_ctx": n_ctx,
         "temperature": params.temperature,

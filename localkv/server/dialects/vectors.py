@@ -91,7 +91,7 @@ async def embeddings(front: Front, request: Request) -> Response:
         model = front.settings.model_name
         return to_json({"object": "list", "data": data, "model": model, "usage": _usage(texts)})
 
-    return Response(await front.apart(answer), media_type="application/json")
+    return Response(await front.in_thread(answer), media_type="application/json")
 
 
 @takes(NativeEmbeddingsBody)
@@ -113,7 +113,7 @@ async def native_embeddings(front: Front, request: Request) -> Response:
         ]
         return to_json(data)
 
-    return Response(await front.apart(answer), media_type="application/json")
+    return Response(await front.in_thread(answer), media_type="application/json")
 
 
 @takes(OllamaEmbedBody)
@@ -135,7 +135,7 @@ async def ollama_embed(front: Front, request: Request) -> Response:
         }
         return to_json(fields)
 
-    return Response(await front.apart(answer), media_type="application/json")
+    return Response(await front.in_thread(answer), media_type="application/json")
 
 
 @takes(OllamaEmbeddingBody)
@@ -157,7 +157,9 @@ async def rerank(front: Front, request: Request) -> Response:
         raise RequestError(400, "there are no documents", 'send a list of texts, "documents"')
     documents = [_document(one) for one in given]
     model, most = await front.model(), front.facts.engine.n_ctx
-    pairs = await front.apart(lambda: [_pair(model, body.query, one, most) for one in documents])
+    pairs = await front.in_thread(
+        lambda: [_pair(model, body.query, one, most) for one in documents]
+    )
     found = await front.vectors(Embed(0, pairs, scores=True))
     scores = [row[0] for row in _rows(found)]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
@@ -214,7 +216,7 @@ async def _texts(front: Front, given: limits.Inputs, *, truncates: bool = False)
     if len(many) > limits.MOST_INPUTS:
         raise RequestError(400, f"input must be up to {limits.MOST_INPUTS} texts, not {len(many)}")
     model, most = await front.model(), front.facts.engine.n_ctx
-    return await front.apart(lambda: [_tokens(model, one, most, truncates) for one in many])
+    return await front.in_thread(lambda: [_tokens(model, one, most, truncates) for one in many])
 
 
 def _tokens(model: PromptModel, given: object, most: int, truncates: bool) -> list[int]:
