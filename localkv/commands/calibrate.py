@@ -168,7 +168,7 @@ def _measure_weights(
     values: dict[str, Any],
 ) -> None:
     """Measure a weight profile, and write it."""
-    from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED, can_encode
+    from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED
     from localkv.kernels.select import select_backend
     from localkv.loader.importance import read_importance
     from localkv.loader.quantised_format import tensor_type
@@ -183,8 +183,6 @@ def _measure_weights(
             raise UsageError(
                 f"--weight-types: {word!r} is not a type of weights", hint="as in q8_0,q5_0,q4_0"
             )
-        if fmt.block_size > 1 and not can_encode(fmt):
-            raise UsageError(f"--weight-types: {fmt.name} can be read but not made")
         if fmt.name in ONLY_WEIGHTED and imatrix is None:
             raise UsageError(
                 f"--weight-types: {fmt.name} needs an importance matrix", hint="--imatrix FILE"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from localkv.errors import LocalKVError, ModelFileError, UsageError, byte_size, printable, quoted
 from localkv.kernels.cpu.jit.specialize import OnKernel, compiling_ahead
-from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED, can_encode, encode_rows, encode_source
+from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED, encode_rows, encode_source
 from localkv.loader import gguf_copy
 from localkv.loader.gguf_copy import NewFile, NewTensor
 from localkv.loader.gguf_file import GGUFFile
@@ -227,8 +227,6 @@ def plan_quantization(gguf: GGUFFile, request: Request) -> Quantization:
 def _check(goal: NewTensor, info: TensorInfo, importance: Floats | None, request: Request) -> None:
     """Refuse what can't be made, or would be of no use."""
     name, fmt = goal.name, goal.format
-    if fmt.block_size > 1 and not can_encode(fmt):
-        raise UsageError(f"{fmt.name}, the type of tensor {quoted(name)}, can be read but not made")
     if info.format.block_size > 1 and not request.allow_requantize:
         raise UsageError(
             f"tensor {quoted(name)} is of type {info.format.name}, which is rounded already",

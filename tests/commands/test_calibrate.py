@@ -388,7 +388,7 @@ def test_weights_and_the_joint_choice(program, measured: Path, tmp_path: Path) -
     [
         (("--weight-types", "q4_0"), "-o weights.json"),
         (("--weight-types", "q4_9", "-o", "w.json"), "'q4_9' is not a type of weights"),
-        (("--weight-types", "iq1_s", "-o", "w.json"), "can be read but not made"),
+        (("--weight-types", "iq1_s", "-o", "w.json"), "needs an importance matrix"),
         (("--weight-types", "iq2_xs", "-o", "w.json"), "needs an importance matrix"),
         (("--weight-types", ",", "-o", "w.json"), "names no type"),
         (("--weight-types", "q4_0", "--bits", "4", "-o", "w.json"), "--bits is for a KV profile"),

@@ -78,6 +78,9 @@ def test_a_list_of_types_in_a_file(program: Program, tmp_path: Path) -> None:
         (["--prune-layers", "9", "Q4_0"], "there is no layer 9: the model has 5"),
         (["--imatrix", "none.dat", "Q4_0"], "none.dat: no such file"),
         (["Q2_K_S"], "needs an importance matrix"),
+        (["IQ1_S"], "iq1_s, the type of tensor 'blk.0.attn_k.weight', needs an importance matrix"),
+        (["IQ1_M"], "iq1_m, the type of tensor 'blk.0.attn_k.weight', needs an importance matrix"),
+        (["--token-embedding-type", "iq1_s", "Q4_0"], "needs an importance matrix"),
         (["nowhere/out.gguf", "Q4_0"], "nowhere/out.gguf can't be written"),
     ],
 )

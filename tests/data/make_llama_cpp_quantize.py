@@ -31,7 +31,7 @@ from localkv.quant_formats import WEIGHT_FORMATS
 from support.paths import MODELS
 from support.quantize_models import N_IN, SHAPES, Shape, importance, weights_for, write_importance
 
-NEEDS_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m")
+NEEDS_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
 
 
 def digest(data: bytes) -> str:

@@ -63,7 +63,6 @@ def tales_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         )
         for name, by_key in LLAMA_CPP["files"].items()
         for key in by_key
-        if not name.startswith("IQ1")
     ],
 )
 def test_files_are_llama_quantizes(

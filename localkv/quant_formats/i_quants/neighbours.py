@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.quant_formats.i_quants import IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Grid
+from localkv.quant_formats.i_quants import IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Grid
 
 LANES = 16
 HEADER = 4
@@ -71,3 +71,4 @@ def _of(grid: Grid, n_distances: int) -> SimpleNamespace:
 
 iq3_s, iq3_xxs = _of(IQ3_S, 3), _of(IQ3_XXS, 2)
 iq2_s, iq2_xs, iq2_xxs = _of(IQ2_S, 1), _of(IQ2_XS, 2), _of(IQ2_XXS, 2)
+iq1_m = iq1_s = _of(IQ1, 3)

@@ -43,14 +43,8 @@ class EncodeJob(NamedTuple):
     scratch: int
 
 
-_NOT_MADE = ("iq1_m", "iq1_s")
-ONLY_WEIGHTED = ("iq2_xs", "iq2_xxs")
+ONLY_WEIGHTED = ("iq1_s", "iq2_xs", "iq2_xxs")
 """Types that need importance."""
-
-
-def can_encode(fmt: QuantFormat) -> bool:
-    """Whether rows of a type with blocks can be made."""
-    return fmt.block_size > 1 and fmt.has_part("quantize") and fmt.name not in _NOT_MADE
 
 
 def encode_source(fmt: QuantFormat, *, weighted: bool) -> KernelSource:

@@ -109,6 +109,7 @@ differs = lanewise(lambda b, x, y: b.fcmp_unordered("!=", x, y), [_F, _F], _M)
 same_i32 = lanewise(lambda b, x, y: b.icmp_signed("==", x, y), [_I, _I], _M)
 above_i32 = lanewise(lambda b, x, y: b.icmp_signed(">", x, y), [_I, _I], _M)
 both = lanewise(lambda b, x, y: b.and_(x, y), [_M, _M], _M)
+either = lanewise(lambda b, x, y: b.or_(x, y), [_M, _M], _M)
 without = lanewise(lambda b, x, y: b.and_(x, b.not_(y)), [_M, _M], _M)
 """Lanes of the first mask that are not in the second."""
 any_lane = lanewise(_any_lane, [_M], types.boolean)
