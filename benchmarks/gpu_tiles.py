@@ -214,6 +214,7 @@ def measured(run: Run, kinds: list[str]) -> list[dict[str, Any]]:
         }  # fmt: skip
         undo = case.setting()
         try:
+            run.seconds_left()
             calls = case.calls(run)
             got = calls[0]()
             if not case.choice:
@@ -263,7 +264,8 @@ def main() -> None:
     parser.add_argument("--of", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     started = time.perf_counter()
-    run = Run("cuda", replace(Sizes(), repeats=7), started, 60 * options.minutes)
+    run = Run("cuda", replace(Sizes(), repeats=7), options.minutes)
+    run.end = started + 60 * options.minutes
     if options.part is not None:
         compile_part(run, options.kinds, options.part, options.of)
         return

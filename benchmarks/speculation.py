@@ -122,7 +122,7 @@ def with_head(name: str) -> Transformer:
     )
     prediction = PredictionSpec(shape.spec.n_layers, attending, *norms)
     config = replace(shape.spec, prediction=prediction)
-    source = RandomTensors("q4_0", np.random.default_rng(0), shape)
+    source = RandomTensors("q4_0", 0, shape)
     weights = model_weights(TensorReader(source, backend), config, predicts=True)
     return Transformer(config, weights, backend)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.kernels.backend import Backend
-from localkv.kernels.layer_kinds import check_layers
+from localkv.kernels.layer_kinds import check_places
+from localkv.kernels.places import Places
 from localkv.loader.known_models import KNOWN_MODELS, KnownModel, check_shape
 from localkv.loader.quantised_format import tensor_format
 from localkv.loader.tensor_reader import TensorReader
@@ -140,7 +142,7 @@ class RandomTensors:
     """
 
     type_name: str
-    generator: np.random.Generator
+    seed: int
     shape: KnownModel
     _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
@@ -153,7 +155,9 @@ class RandomTensors:
             return PackedTensor(FORMATS["f32"], values.view(np.uint8), shape)
         is_output = name == self.shape.output_matrix
         fmt = tensor_format(name, shape, self.type_name, is_output=is_output)
-        rows = random_rows(fmt, math.prod(shape[:-1]), shape[-1], generator=self.generator)
+        # by name, so that a model is the same in whatever order its places ask for their parts
+        generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        rows = random_rows(fmt, math.prod(shape[:-1]), shape[-1], generator=generator)
         if hasattr(mmap, "MADV_DONTNEED"):
             rows = self._mapped(name, rows)
         return PackedTensor(fmt, rows.reshape(*shape[:-1], -1), shape)
@@ -172,16 +176,20 @@ class RandomTensors:
             self._maps[name].madvise(mmap.MADV_DONTNEED)
 
 
-def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 0) -> Transformer:
-    """A known model with random weights of one type, on a backend.
+def synthetic_model(
+    name: str, type_name: str, places: Backend | Places, *, seed: int = 0
+) -> Transformer:
+    """A known model with random weights of one type, in its places; a backend is one for all.
 
     Raises:
         UsageError: there is no such shape, or no such type of weights.
-        ModelFileError: the backend can't run one of its layers.
+        ModelFileError: a backend can't run one of its layers.
     """
     check_shape(name, type_name)
     config = KNOWN_MODELS[name].spec
-    check_layers(backend, config)
-    source = RandomTensors(type_name, np.random.default_rng(seed), KNOWN_MODELS[name])
-    read = TensorReader(source, backend)
-    return Transformer(config, model_weights(read, config), backend)
+    if isinstance(places, Backend):
+        places = Places.one(places, config.n_layers)
+    check_places(places, config)
+    source = RandomTensors(type_name, seed, KNOWN_MODELS[name])
+    read = TensorReader(source, places.embedding)
+    return Transformer(config, model_weights(read, config, places=places), places)

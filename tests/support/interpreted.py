@@ -15,4 +15,6 @@ def replace_language_once() -> None:
     from triton.runtime import interpreter
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    # NumPy from 2.4 on makes no number of an array of one axis, as Triton 3.6 asks it to
+    tl.core.tensor.__index__ = lambda tensor: int(tensor.handle.data.item())
     interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
