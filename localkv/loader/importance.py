@@ -161,7 +161,7 @@ def _added(name: str, a: Sums, b: Sums) -> Sums:
         raise UsageError(
             f"{quoted(name)} has {a.squares.size} values in one importance matrix and "
             f"{b.squares.size} in another",
-            hint="combine those of one model",
+            hint="combine files of one model",
         )
     return Sums(a.squares + b.squares, np.broadcast_to(a.counts, n_matrices) + b.counts)
 
