@@ -766,9 +766,12 @@ def stage_linear(run: Run) -> None:
 def stage_prompts(run: Run) -> None:
     import torch
 
+    from localkv.kernels.gpu.attention import packed_attention
+
     s = run.sizes
 
-    def seen(depth: int, pair: str | None) -> dict[str, Any]:
+    def seen(depth: int, pair: str | None, codes: bool = False) -> dict[str, Any]:
+        packed_attention.MULTIPLIES_CODES = codes
         n_ctx = depth + s.chunk
         n_heads = s.n_kv_heads * s.group
         flop = 4 * s.head_dim * n_heads * s.chunk * (depth + (s.chunk + 1) / 2)
@@ -793,6 +796,9 @@ def stage_prompts(run: Run) -> None:
         for pair in (None, *s.pairs):
             name = "torch f16" if pair is None else pair
             run.measure("prompts", partial(seen, depth, pair), depth=depth, pair=name)
+        if "fp8_e4m3" in s.pairs:
+            name = "fp8_e4m3, K's codes multiplied"
+            run.measure("prompts", partial(seen, depth, "fp8_e4m3", True), depth=depth, pair=name)
 
 
 def stage_model(run: Run) -> None:

@@ -132,6 +132,19 @@ def test_prefill(arch: int, name: str) -> None:
         assert all(op.startswith("HGMMA") for op in got.matrix_ops)
 
 
+@pytest.mark.parametrize("arch", [90, 120])
+def test_prompts_multiply_codes(arch: int) -> None:
+    """Tensor cores read K as e4m3, and V as fp16."""
+    compiled, _ = build(prefill_kernel, arch, "fp8_e4m3", "fp8_e4m3", 128, codes=True)
+    got = report(compiled)
+    assert got.n_local == 0
+    assert got.stack_bytes <= 64
+    assert got.shared_bytes <= SHARED_KIB[arch] * 1024
+    ptx = compiled.asm["ptx"]
+    product = r"wgmma\.mma_async.*\.f32\.e4m3\.e4m3" if arch == 90 else r"mma\.sync.*e4m3"
+    assert re.search(product, ptx)
+
+
 SIZES = [
     (arch, kernel, *dims)
     for at, dims in enumerate(OTHER_DIMS)

@@ -16,6 +16,7 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import attention
+from localkv.kernels.gpu.attention import packed_attention
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.device import GpuInfo
 from localkv.kernels.gpu.group_store import rotate_gpu
@@ -66,6 +67,23 @@ def check(
     assert float((out - want).norm() / want.norm()) < 1.5e-3
     assert float((out - want).abs().max()) < 1e-2
     assert float((lse - want_lse).abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_prompts_multiply_codes(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K of e4m3 is an operand as it is; queries in two e4m3 are about as good as in fp16."""
+    lengths, types = [(40, 70), (0, 90)], {"type_k": "fp8_e4m3", "type_v": "q8_0"}
+    read = []
+    part = packed_attention.attention_constants
+    monkeypatch.setattr(packed_attention, "MULTIPLIES_CODES", True)
+    monkeypatch.setattr(
+        packed_attention,
+        "attention_constants",
+        lambda *a, **b: read.append(b["codes"]) or part(*a, **b),
+    )
+    check(lengths, group=2, head_dim=head_dim, **types)
+    check(lengths, group=2, head_dim=head_dim, **types, gpu=replace(GPU, arch=86))
+    assert read == [True, False]
 
 
 def beside(name: str, step: int) -> tuple[str, str]:

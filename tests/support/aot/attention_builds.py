@@ -40,6 +40,7 @@ def build(
     tiles: TileConfig | None = None,
     page_bytes: int = 0,
     alibi: bool = False,
+    codes: bool = False,
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise.
     With `page_bytes` sequences have positions of rows 0 of their own."""
@@ -67,6 +68,7 @@ def build(
         tail=tail,
         tail_tokens=32 if tail else 1,
         page_bytes=page_bytes,
+        codes=codes,
     )
     types = {
         **NUMBERS,

@@ -147,6 +147,9 @@ def prefill_config(arch: int, width: int, product: str, *, halves_and_codes: boo
     return tiles
 
 
+MULTIPLIES_CODES = False
+"""Whether prompts multiply K of fp8_e4m3 as it is with queries in two e4m3, on GPUs that can
+(8.9 and newer). `benchmarks/gpu.py` times both ways; nothing is chosen that was not measured."""
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
 MOST_QUERIES = 128
@@ -193,6 +196,7 @@ def attention_constants(
     tail: int = 0,
     tail_tokens: int = 1,
     page_bytes: int = 0,
+    codes: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments that `decode_kernel` and `prefill_kernel` share.
 
@@ -201,14 +205,18 @@ def attention_constants(
         tail: 1 where keys are seen up to the tail, 2 where only the tail's are, else 0.
         tail_tokens: tokens that are packed together.
         page_bytes: how far pages are apart if they don't follow one another, else 0.
+        codes: `prefill_kernel` multiplies K's codes, which are e4m3.
     """
+    of_k = _side(format_k, "K")
+    if codes:
+        of_k |= {"READ_K": format_k.part("gpu").read_codes, "PRODUCT_K": "e4m3"}
     without = {} if tail else dict.fromkeys(("exact_ptr", "tail_start", "tail_newest"))
     return {
         **without,
         "TAIL": tail,
         "TAIL_TOKENS": tail_tokens,
         "PAGE_BYTES": page_bytes,
-        **_side(format_k, "K"),
+        **of_k,
         **_side(format_v, "V"),
         "N_KV_HEADS": n_kv_heads,
         "GROUP": group,
@@ -324,6 +332,10 @@ def segment_attention(
         tail=0 if tail is None else 2 if seg_batch.is_tail else 1,
         tail_tokens=1 if tail is None else tail.group,
         page_bytes=page_bytes(segment),
+        codes=MULTIPLIES_CODES
+        and not decode
+        and gpu.arch >= 89
+        and segment.format_k.name == "fp8_e4m3",
     )
     constants["firsts_ptr"] = seg_batch.first_table
     constants["slopes_ptr"] = slopes_on(q.device, params, n_heads) if params.alibi else None

@@ -14,6 +14,7 @@ from localkv.kernels.gpu.attention.softmax import (
     LOWEST,
     dot,
     first_seen,
+    largest_of,
     load_queries,
     log_sum_exp,
     page_of_tile,
@@ -26,6 +27,7 @@ from localkv.kernels.gpu.attention.softmax import (
     slopes_of,
     store_outputs,
     tail_begin,
+    two_e4m3,
 )
 from localkv.kernels.gpu.pages import in_page
 
@@ -85,6 +87,11 @@ def prefill_kernel(
     q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=False)
     q_high = load_queries(q_ptr, row, is_query, k_high, HEAD_DIM, PRODUCT_K, COLUMNS=False)
 
+    if PRODUCT_K == "e4m3":
+        unit = largest_of(q_low, q_high) / 448
+        q_low, q_low_rest = two_e4m3(q_low / unit[:, None])
+        q_high, q_high_rest = two_e4m3(q_high / unit[:, None])
+
     if slopes_ptr is not None:
         slope = slopes_of(slopes_ptr, i, head, GROUP)
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
@@ -104,6 +111,9 @@ def prefill_kernel(
         )
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
+        if PRODUCT_K == "e4m3":
+            products = dot(q_low_rest, tl.trans(low), products, PRODUCT_K)
+            products = dot(q_high_rest, tl.trans(high), products, PRODUCT_K) * unit[:, None]
         logits = scaled_logits(products, scale * UNIT_K, softcap, SOFTCAP)
         if slopes_ptr is not None:
             logits += slope[:, None] * (key[None, :] - position[:, None])
