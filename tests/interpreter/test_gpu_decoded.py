@@ -13,15 +13,18 @@ from support.gpu_products import prepared
 ROWS, COLUMNS, TOKENS = 272, 512, 20
 
 
-@pytest.fixture(params=[ROWS, 100], ids=["whole", "in parts"])
-def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices of any number of tokens are decoded, of as many rows at a time as the parameter."""
-    monkeypatch.setattr(products, "DECODED_BYTES", 2 * COLUMNS * request.param)
+TYPES = ["f16", "bf16", "q4_0", "q8_0", "q5_1", "q4_K", "q6_K", "iq2_xxs"]
 
 
-@pytest.mark.usefixtures("rows_at_a_time")
-@pytest.mark.parametrize("name", ["f16", "bf16", "q4_0", "q8_0", "q5_1", "q4_K", "q6_K", "iq2_xxs"])
-def test_the_packed_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows_at_a_time"),
+    [*((name, ROWS) for name in TYPES), ("f16", 100), ("q4_0", 100), ("q4_K", 100)],
+)
+def test_the_packed_products(
+    name: str, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices of any number of tokens are decoded, whole or some rows at a time."""
+    monkeypatch.setattr(products, "DECODED_BYTES", 2 * COLUMNS * rows_at_a_time)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TOKENS, COLUMNS, generator=generator)
     residual = torch.randn(TOKENS, ROWS, generator=generator)

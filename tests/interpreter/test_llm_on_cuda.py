@@ -129,6 +129,7 @@ def test_pages_change_their_types_within_a_budget(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_page_that_went_down_comes_back_up_for_a_tail(tiny_model: Path) -> None:
     texts = []
     budget = 5 * PAGE_BYTES // 2
