@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from localkv.commands.completion import file_values
 from localkv.commands.options import MAX_THREADS, MODEL, OUTPUT, Panel, json_option
 from localkv.commands.output import ProgressLine, TextOutput, did_you_mean, table, warn
-from localkv.commands.parsing import TEXT, Argument, Command, Whole
+from localkv.commands.parsing import FILE, TEXT, Argument, Command, Whole
 from localkv.commands.texts import read_file
 from localkv.errors import UsageError, byte_size, counted, printable
 from localkv.loader.quantised_format import (
@@ -23,10 +23,11 @@ from localkv.loader.quantised_format import (
     tensor_type,
 )
 from localkv.quant_formats import WEIGHT_FORMATS
+from localkv.system.files import check_place, written_whole
 
 if TYPE_CHECKING:
     from localkv.loader.importance import Importance
-    from localkv.loader.quantize import Conversion, Quantization
+    from localkv.loader.quantize import Conversion, Errors, Quantization
     from localkv.quant_formats import QuantFormat
 
 TYPES, IMPORTANCE = Panel("Types"), Panel("Importance")
@@ -127,6 +128,7 @@ def _run(
     keep_split: bool,
     prune_layers: str | None,
     dry_run: bool,
+    report: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -157,6 +159,8 @@ def _run(
     pruned = [] if prune_layers is None else _layers(prune_layers)
     request = Request(choices, importance, keep_split, allow_requantize, pruned, is_trial=dry_run)
     plan = plan_quantization(gguf, request)
+    if report is not None:
+        _check_report(Path(report), [source, *plan.paths(out)], is_trial=dry_run)
     if not dry_run:
         check_goal(plan, out)
     if plan.without_importance:
@@ -165,7 +169,10 @@ def _run(
         count = counted(len(plan.without_importance), "tensor")
         warn(f"the importance matrix has nothing for {count}: {shown}{more}")
     if not dry_run:
-        _write(plan, out, threads or n_given or default_threads())
+        errors: dict[str, Errors] | None = None if report is None else {}
+        _write(plan, out, threads or n_given or default_threads(), errors)
+        if report is not None and errors is not None:
+            _write_report(Path(report), _all_facts(plan, name, out), errors)
     with TextOutput(None) as output:
         output.write(_report(plan, name, None if dry_run else out, as_json))
 
@@ -203,7 +210,35 @@ def _importance(
     return found
 
 
-def _write(plan: Quantization, out: Path, n_threads: int) -> None:
+def _check_report(path: Path, others: Sequence[Path], *, is_trial: bool) -> None:
+    if is_trial:
+        raise UsageError("--report measures a file that is made, and --dry-run makes none")
+    try:
+        check_place(path)
+    except OSError as error:
+        raise UsageError(
+            f"--report: {printable(path)} can't be written: {error.strerror}"
+        ) from None
+    if path.resolve() in [other.resolve() for other in others]:
+        raise UsageError(f"--report: {printable(path)} is a model of this command")
+
+
+def _write_report(path: Path, facts: dict[str, Any], errors: dict[str, Errors]) -> None:
+    """Write what was made, and how far values of each tensor are from what they were."""
+    for item in facts["tensors"]:
+        squares, weighted, weights = errors[item["name"]].tolist()
+        item["rmse"] = math.sqrt(squares / max(1, math.prod(item["shape"])))
+        item["weighted_rmse"] = math.sqrt(weighted / weights) if weights > 0 else None
+    try:
+        with written_whole(path) as file:
+            file.write(json.dumps(facts, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(
+            f"--report: {printable(path)} can't be written: {error.strerror}"
+        ) from None
+
+
+def _write(plan: Quantization, out: Path, n_threads: int, errors: dict[str, Errors] | None) -> None:
     from localkv.loader.quantize import write_files
 
     with ProgressLine() as progress:
@@ -215,7 +250,7 @@ def _write(plan: Quantization, out: Path, n_threads: int) -> None:
             progress.show(f"compiling kernels: {done} of {total}")
 
         try:
-            write_files(plan, out, n_threads, on_tensor, on_kernel)
+            write_files(plan, out, n_threads, on_tensor, on_kernel, errors)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UsageError(f"{printable(out)} can't be written: {reason}") from None
@@ -227,30 +262,31 @@ def _bits(n_bytes: int, n_values: int) -> float:
 
 def _report(plan: Quantization, name: str, out: Path | None, as_json: bool) -> str:
     """What was made: by type, or, of a dry run, by tensor; or a JSON object."""
-    items = plan.conversions
-    n_values = sum(math.prod(item.goal.shape) for item in items)
-    before, after = (
-        sum(item.source.n_bytes for item in items),
-        sum(item.goal.n_bytes for item in items),
-    )
+    items, facts = plan.conversions, _all_facts(plan, name, out)
     if as_json:
-        facts = {
-            "type": name,
-            "files": [] if out is None else [str(path) for path in plan.paths(out)],
-            "n_values": n_values,
-            "bytes_before": before,
-            "bytes_after": after,
-            "file_bytes": plan.n_bytes,
-            "tensors": [_facts(item) for item in items],
-        }
         return json.dumps(facts)
     rows = [("TENSOR", "SHAPE", "TYPE", "", "SIZE")] if out is None else []
     lines = table([*rows, *map(_row, items)]) if out is None else table(_rows_by_type(items))
-    for what, n_bytes in (("before", before), ("after", after)):
-        lines.append(f"{what}: {byte_size(n_bytes)} ({_bits(n_bytes, n_values):.2f} bits a weight)")
+    for what in ("before", "after"):
+        n_bytes = facts[f"bytes_{what}"]
+        bits = _bits(n_bytes, facts["n_values"])
+        lines.append(f"{what}: {byte_size(n_bytes)} ({bits:.2f} bits a weight)")
     if out is not None:
         lines += [str(path) for path in plan.paths(out)]
     return "\n".join(lines)
+
+
+def _all_facts(plan: Quantization, name: str, out: Path | None) -> dict[str, Any]:
+    items = plan.conversions
+    return {
+        "type": name,
+        "files": [] if out is None else [str(path) for path in plan.paths(out)],
+        "n_values": sum(math.prod(item.goal.shape) for item in items),
+        "bytes_before": sum(item.source.n_bytes for item in items),
+        "bytes_after": sum(item.goal.n_bytes for item in items),
+        "file_bytes": plan.n_bytes,
+        "tensors": [_facts(item) for item in items],
+    }
 
 
 def _facts(item: Conversion) -> dict[str, Any]:
@@ -359,6 +395,12 @@ quantize = Command(
             help="CPU threads. [default: the physical cores]",
         ),
         OUTPUT.flag("--keep-split", help="Write as many files as the model has."),
+        OUTPUT.option(
+            "--report",
+            type=FILE,
+            metavar="FILE",
+            help="Write a JSON file of all tensors: types, bytes, and root mean square errors.",
+        ),
         OUTPUT.flag("--dry-run", help="Print types and sizes, and write nothing."),
         json_option(),
     ],

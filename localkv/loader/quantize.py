@@ -48,6 +48,9 @@ _MOST_TEXT = 127
 """Bytes of a text about the importance matrix, as in llama-quantize."""
 
 Floats = NDArray[np.float32]
+Errors = NDArray[np.float64]
+"""float64 [3] of a tensor: the sum of squared errors; of these times the importance of their
+columns; and of the importance of all values, 0 without any."""
 OnTensor = Callable[[int, int, str], None]
 """(how many tensors are done, of how many, the name of the next one)."""
 
@@ -340,8 +343,12 @@ def write_files(
     n_threads: int,
     on_tensor: OnTensor = lambda done, total, name: None,
     on_kernel: OnKernel = lambda done, total: None,
+    errors: dict[str, Errors] | None = None,
 ) -> None:
     """Make the files; they take their names once all of them are whole.
+
+    Args:
+        errors: filled with each new tensor's, if it is given, which takes some more time.
 
     Raises:
         ModelFileError: a tensor has a value that is not finite, or too large for its type; or the
@@ -358,7 +365,8 @@ def write_files(
             file.write(part.file.header())
             for item in part.conversions:
                 on_tensor(done, total, item.goal.name)
-                for data in _pieces(plan.gguf, item, pool, n_threads):
+                moved = None if errors is None else errors.setdefault(item.goal.name, np.zeros(3))
+                for data in _pieces(plan.gguf, item, pool, n_threads, moved):
                     file.write(data.data)
                 part.file.pad(file, item.goal)
                 plan.gguf.release(item.source.name)
@@ -367,9 +375,9 @@ def write_files(
 
 
 def _pieces(
-    gguf: GGUFFile, item: Conversion, pool: ThreadPoolExecutor, n_threads: int
+    gguf: GGUFFile, item: Conversion, pool: ThreadPoolExecutor, n_threads: int, moved: Errors | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The new bytes of a tensor, a piece at a time."""
+    """The new bytes of a tensor, a piece at a time, whose errors are added to `moved`."""
     data = gguf.data(item.source.name)
     rows = data.reshape(-1, data.shape[-1])
     if not item.changes:
@@ -377,7 +385,14 @@ def _pieces(
         return
     matrix_rows = item.source.shape[-2] if len(item.source.shape) > 1 else 1
     step = max(16, PIECE_VALUES // item.source.shape[-1] // 16 * 16)
-    waiting = deque[Future[NDArray[np.uint8]]]()
+    waiting = deque[Future[tuple[NDArray[np.uint8], Errors | None]]]()
+
+    def first_one() -> NDArray[np.uint8]:
+        made, errors = waiting.popleft().result()
+        if moved is not None and errors is not None:
+            np.add(moved, errors, out=moved)
+        return made
+
     try:
         for matrix, first in enumerate(range(0, len(rows), matrix_rows)):
             importance = None
@@ -385,20 +400,20 @@ def _pieces(
                 importance = item.importance[min(matrix, len(item.importance) - 1)]
             for start in range(first, first + matrix_rows, step):
                 piece = rows[start : min(start + step, first + matrix_rows)]
-                waiting.append(pool.submit(_made, item, piece, importance))
+                waiting.append(pool.submit(_made, item, piece, importance, moved is not None))
                 if len(waiting) > 2 * n_threads:
-                    yield waiting.popleft().result()
+                    yield first_one()
         while waiting:
-            yield waiting.popleft().result()
+            yield first_one()
     finally:
         for future in waiting:
             future.cancel()
 
 
 def _made(
-    item: Conversion, rows: NDArray[np.uint8], importance: Floats | None
-) -> NDArray[np.uint8]:
-    """Rows of the old type in the new one, checked."""
+    item: Conversion, rows: NDArray[np.uint8], importance: Floats | None, is_measured: bool
+) -> tuple[NDArray[np.uint8], Errors | None]:
+    """Rows of the old type in the new one, checked, and their errors if they are measured."""
     fmt, source = item.goal.format, item.source.format
     x = source.codec.decode(split_blocks(source, rows)).reshape(len(rows), -1)
     if not np.isfinite(x).all():
@@ -416,7 +431,16 @@ def _made(
             f"tensor {quoted(item.source.name)} has values that are too large for {fmt.name}",
             hint=f"--tensor-type '{re.escape(item.source.name)}=bf16' keeps them",
         )
-    return out
+    return out, _errors(fmt, x, out, importance) if is_measured else None
+
+
+def _errors(
+    fmt: QuantFormat, x: Floats, rows: NDArray[np.uint8], importance: Floats | None
+) -> Errors:
+    made = fmt.codec.decode(split_blocks(fmt, rows)).reshape(x.shape)
+    columns = np.square(made.astype(np.float64) - x).sum(0)
+    weights = np.zeros(len(columns)) if importance is None else importance.astype(np.float64)
+    return np.array([columns.sum(), columns @ weights, len(x) * weights.sum()])
 
 
 def _is_finite(fmt: QuantFormat, rows: NDArray[np.uint8]) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from localkv.loader.gguf_file import open_gguf
 from support.paths import MODELS
 from support.program import Program
+from support.quantize_models import importance, write_importance
 
 TALES = MODELS / "tales-4M-F16.gguf"
 
@@ -51,6 +54,31 @@ def test_json(program: Program) -> None:
     assert facts["bytes_after"] == sum(item["bytes_after"] for item in facts["tensors"])
 
 
+def test_a_report_has_the_errors_of_all_tensors(program: Program, tmp_path: Path) -> None:
+    out, report, matrix = (tmp_path / name for name in ("out.gguf", "report.json", "i.dat"))
+    write_importance(matrix, {"blk.0.attn_q.weight": 256})
+    words = ("--pure", "--imatrix", matrix, "--report", report, TALES, out, "Q4_0")
+    assert program("quantize", *words).code == 0
+    found = {item["name"]: item for item in json.loads(report.read_text())["tensors"]}
+    tensors = {x.name: x for x in gguf.GGUFReader(out).tensors}
+    before = {x.name: x for x in gguf.GGUFReader(TALES).tensors}
+    assert found.keys() == tensors.keys()
+    for name, item in found.items():
+        new, old = (
+            gguf.quants.dequantize(x.data, x.tensor_type) for x in (tensors[name], before[name])
+        )
+        squares = np.square(new.astype(float) - old)
+        assert item["rmse"] == pytest.approx(np.sqrt(squares.mean()), rel=1e-6)
+        if name != "blk.0.attn_q.weight":
+            assert item["weighted_rmse"] is None
+            continue
+        weights = np.broadcast_to(importance(256, 0), squares.shape)
+        expected = np.sqrt(np.average(squares, weights=weights))
+        assert item["weighted_rmse"] == pytest.approx(expected, rel=1e-6)
+    refused = program("quantize", "--dry-run", "--report", report, TALES, "Q4_0")
+    assert (refused.code, "--dry-run makes none" in refused.err_lines[0]) == (2, True)
+
+
 def test_a_list_of_types_in_a_file(program: Program, tmp_path: Path) -> None:
     listed = tmp_path / "types.txt"
     listed.write_text("attn_q=Q5_0\nFFN_UP=q5_1 ")
@@ -77,6 +105,8 @@ def test_a_list_of_types_in_a_file(program: Program, tmp_path: Path) -> None:
         (["--prune-layers", "1,x", "Q4_0"], "--prune-layers: '1,x' is not a list of layers"),
         (["--prune-layers", "9", "Q4_0"], "there is no layer 9: the model has 5"),
         (["--imatrix", "none.dat", "Q4_0"], "none.dat: no such file"),
+        (["--report", "none/r.json", "Q4_0"], "none/r.json can't be written"),
+        (["--report", str(TALES), "Q4_0"], "is a model of this command"),
         (["Q2_K_S"], "needs an importance matrix"),
         (["IQ1_S"], "iq1_s, the type of tensor 'blk.0.attn_k.weight', needs an importance matrix"),
         (["IQ1_M"], "iq1_m, the type of tensor 'blk.0.attn_k.weight', needs an importance matrix"),

@@ -105,8 +105,8 @@ ORDER = SORTED_WEIGHTS + 32 * VECTOR
 SUMS_OF_SORTED = ORDER + 32 * LANES
 SHIFTS = SUMS_OF_SORTED + 4 * 17 * VECTOR
 KINDS = SHIFTS + VECTOR
-"""IQ1's scratch memory: a group's values in order, their weights and places, sums of those before
-each, what is added to levels of all lanes, and how each group's levels are shifted."""
+"""IQ1's scratch memory: a group's values in order, their weights and places, and sums of those
+before each. Then come what is added to levels of all lanes, and how groups' levels are shifted."""
 
 least_lane = lanewise(
     lambda b, x: call(b, "llvm.vector.reduce.smin.v16i32", i32, [x]), [I32x16], types.int32
