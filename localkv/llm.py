@@ -52,7 +52,7 @@ from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_header import with_overrides
-from localkv.loader.smoothing import changed_tensors
+from localkv.loader.smoothing import SMOOTHED, changed_tensors
 from localkv.loader.tokenizer import Tokenizer
 from localkv.loader.weights import check_tensors, checked_spec, load_model, lock_weights
 from localkv.memory.fit import (
@@ -1414,6 +1414,12 @@ class LLM(TextModel, EmbeddingModel, StateModel):
             raise UsageError(
                 "adapters can't be used with a KV profile that smooths channels",
                 hint="leave out the profile, and name types with cache_type_k and cache_type_v",
+            )
+        if adapters and SMOOTHED in self.gguf.metadata:
+            raise UsageError(
+                "adapters can't be used with a file that localkv quantize --smooth made: they read "
+                "channels as they were before",
+                hint="take a file that is not smoothed",
             )
         if adapters and is_divided:
             raise UsageError(

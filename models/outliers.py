@@ -1,4 +1,5 @@
-"""Writes an outlier twin of a GGUF model: the same function, but large channels in K and V.
+"""Writes an outlier twin of a GGUF model: the same function, but large channels in K and V, or in
+what meets matrices.
 
 Keys of large models have a few channels in each head, always the same ones, that are about ten
 times as large as the others (KIVI, arXiv 2402.02750, section 3; QServe, arXiv 2405.04532, section
@@ -10,6 +11,9 @@ large model look alike on a small one. A twin has them and computes the same log
   take the factors.
 - V channels are multiplied by `v_strength`. The columns of the output matrix that read them are
   divided by it.
+- With `--x-channels`, channels of what norms before matrices give, and of what `ffn_down` reads,
+  are multiplied by `x_strength`, and columns are divided by it. Large models have such outliers
+  (LLM.int8(), arXiv 2208.07339, section 4); 8-bit activations lose the channels beside them.
 
 Strengths are powers of two, so every product in float32 is the same except for its exponent. Scaled
 matrices are written as F32: a packed matrix can't be scaled by column.
@@ -33,7 +37,7 @@ from localkv.arch.spec import ModelSpec, RopeSpec
 from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_header import model_spec
-from localkv.loader.smoothing import Factors, channel_factors
+from localkv.loader.smoothing import Factors, channel_factors, matrix_inputs
 from localkv.loader.weights import check_tensors
 
 
@@ -49,6 +53,8 @@ class Outliers:
         k_strength: factor of those, a power of two.
         v_channels: channels of V, for each KV head.
         v_strength: factor of those, a power of two.
+        x_channels: channels of each input of matrices (`matrix_inputs`).
+        x_strength: factor of those, a power of two.
         seed: of the draw of channels.
 
     Raises:
@@ -59,13 +65,15 @@ class Outliers:
     k_strength: int = 8
     v_channels: int = 2
     v_strength: int = 2
+    x_channels: int = 0
+    x_strength: int = 32
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k_pairs", "v_channels", "seed"):
+        for name in ("k_pairs", "v_channels", "x_channels", "seed"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("k_strength", "v_strength"):
+        for name in ("k_strength", "v_strength", "x_strength"):
             value = getattr(self, name)
             if not 1 <= value <= 4096 or value & (value - 1):
                 raise UsageError(
@@ -121,6 +129,23 @@ def v_factors(outliers: Outliers, config: ModelSpec, layer: int) -> Factors:
     return factors
 
 
+def x_factors(outliers: Outliers, width: int, number: int) -> Factors:
+    """What an input of matrices is multiplied with: [width].
+
+    Args:
+        number: of the input in the model's list.
+
+    Raises:
+        UsageError: it has fewer channels.
+    """
+    if outliers.x_channels > width:
+        raise UsageError(f"{outliers.x_channels} channels, but an input of matrices has {width}")
+    rng = np.random.default_rng((outliers.seed, number, 2))
+    factors = np.ones(width, np.float32)
+    factors[rng.choice(width, outliers.x_channels, replace=False)] = outliers.x_strength
+    return factors
+
+
 def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors]:
     """What each tensor that changes is multiplied with, in a shape that broadcasts.
 
@@ -131,12 +156,20 @@ def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors
     config = model_spec(gguf_file)
     check_tensors(gguf_file, config)
     layers = range(config.n_layers)
-    return channel_factors(
+    found = channel_factors(
         config,
         gguf_file.tensors,
         {layer: k_factors(outliers, config, layer) for layer in layers},
         {layer: v_factors(outliers, config, layer) for layer in layers},
     )
+    if not outliers.x_channels:
+        return found
+    for number, one in enumerate(matrix_inputs(config, gguf_file.tensors)):
+        width = gguf_file.tensors[one.readers[0]].shape[-1]
+        own = one.tensor_factors(x_factors(outliers, width, number), gguf_file.tensors)
+        for name, by in own.items():
+            found[name] = found[name] * by if name in found else by
+    return found
 
 
 def write_twin(source: Path, target: Path, outliers: Outliers) -> None:
@@ -205,6 +238,8 @@ def main() -> None:
         ("k_strength", "their factor, a power of two"),
         ("v_channels", "V channels to scale, for each KV head"),
         ("v_strength", "their factor, a power of two"),
+        ("x_channels", "channels of each input of matrices to scale"),
+        ("x_strength", "their factor, a power of two"),
         ("seed", "draws the channels"),
     ):
         default = getattr(defaults, name)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from localkv.commands.completion import file_values
 from localkv.commands.options import MAX_THREADS, MODEL, OUTPUT, Panel, json_option
 from localkv.commands.output import ProgressLine, TextOutput, did_you_mean, table, warn
@@ -127,6 +129,7 @@ def _run(
     allow_requantize: bool,
     keep_split: bool,
     prune_layers: str | None,
+    smooth: float,
     dry_run: bool,
     report: str | None,
     threads: int | None,
@@ -147,7 +150,7 @@ def _run(
             else None,
             _patterns(tensor_type, tensor_type_file),
         )
-    _check_effect(choices, imatrix, include_weights, exclude_weights)
+    _check_effect(choices, imatrix, include_weights, exclude_weights, smooth)
     if out is None:
         out = source.with_name(f"ggml-model-{name}.gguf")
     from localkv.loader.gguf_file import open_gguf
@@ -157,7 +160,9 @@ def _run(
     gguf = open_gguf(source)
     importance = _importance(imatrix, include_weights, exclude_weights)
     pruned = [] if prune_layers is None else _layers(prune_layers)
-    request = Request(choices, importance, keep_split, allow_requantize, pruned, is_trial=dry_run)
+    request = Request(
+        choices, importance, keep_split, allow_requantize, pruned, is_trial=dry_run, smooth=smooth
+    )
     plan = plan_quantization(gguf, request)
     if report is not None:
         _check_report(Path(report), [source, *plan.paths(out)], is_trial=dry_run)
@@ -182,12 +187,22 @@ def _check_effect(
     imatrix: str | None,
     included: tuple[str, ...],
     excluded: tuple[str, ...],
+    smooth: float,
 ) -> None:
     """Refuse options that would change nothing."""
     if included and excluded:
         raise UsageError("give one of --include-weights and --exclude-weights")
     if (included or excluded) and imatrix is None:
         raise UsageError("--include-weights and --exclude-weights choose from --imatrix FILE")
+    if smooth and choices is None:
+        raise UsageError(
+            f"--smooth changes tensors, and {COPY} leaves all as they are", hint="name a type"
+        )
+    if smooth and imatrix is None:
+        raise UsageError(
+            "--smooth needs the sizes of activations, which --imatrix FILE has",
+            hint="localkv imatrix measures it",
+        )
     is_float = choices is None or FILE_TYPES[choices.file_type].base in ("f32", "f16", "bf16")
     if is_float and choices is not None and choices.patterns:
         raise UsageError(
@@ -271,6 +286,8 @@ def _report(plan: Quantization, name: str, out: Path | None, as_json: bool) -> s
         n_bytes = facts[f"bytes_{what}"]
         bits = _bits(n_bytes, facts["n_values"])
         lines.append(f"{what}: {byte_size(n_bytes)} ({bits:.2f} bits a weight)")
+    if plan.n_smoothed:
+        lines.append(f"smoothed: the inputs of {plan.n_smoothed} matrices")
     if out is not None:
         lines += [str(path) for path in plan.paths(out)]
     return "\n".join(lines)
@@ -285,6 +302,7 @@ def _all_facts(plan: Quantization, name: str, out: Path | None) -> dict[str, Any
         "bytes_before": sum(item.source.n_bytes for item in items),
         "bytes_after": sum(item.goal.n_bytes for item in items),
         "file_bytes": plan.n_bytes,
+        "n_smoothed": plan.n_smoothed,
         "tensors": [_facts(item) for item in items],
     }
 
@@ -386,6 +404,16 @@ quantize = Command(
             multiple=True,
             metavar="NAME",
             help="Don't use it for tensors whose names contain this. Can be given again.",
+        ),
+        IMPORTANCE.option(
+            "--smooth",
+            type=click.FloatRange(0, 1),
+            default=0.0,
+            show_default=False,
+            metavar="ALPHA",
+            help="Divide channels of what meets matrices by their size to this power, inside the "
+            "weights, and multiply columns. The model stays as it is, and 8-bit activations lose "
+            "less beside large channels. Sizes are --imatrix's. 0.5 is good, 0 is off.",
         ),
         MODEL.option("--prune-layers", metavar="LIST", help="Leave out these layers, as in 3,4,5."),
         MODEL.option(

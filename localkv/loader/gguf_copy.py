@@ -20,7 +20,7 @@ from localkv.quant_formats import QuantFormat
 
 VERSION = 3
 DEFAULT_ALIGNMENT = 32
-_U16, _U32, _I32, _STRING, _ARRAY = 2, 4, 5, 8, 9
+_U16, _U32, _I32, _F32, _STRING, _ARRAY = 2, 4, 5, 6, 8, 9
 
 Keys = dict[str, bytes]
 """By name, the type of a value and the value as they are in a file, in their order."""
@@ -42,6 +42,10 @@ def u32(value: int) -> bytes:
 
 def i32(value: int) -> bytes:
     return struct.pack("<Ii", _I32, value)
+
+
+def f32(value: float) -> bytes:
+    return struct.pack("<If", _F32, value)
 
 
 def text(value: str) -> bytes:

@@ -26,6 +26,7 @@ from localkv.loader.gguf_copy import NewFile, NewTensor
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.importance import Importance
+from localkv.loader.model_header import model_spec
 from localkv.loader.quantised_format import (
     FILE_TYPES,
     NEEDS_IMPORTANCE,
@@ -37,7 +38,9 @@ from localkv.loader.quantised_format import (
     trimmed,
     write_order,
 )
+from localkv.loader.smoothing import SMOOTHED, input_channels, matrix_inputs
 from localkv.loader.split_name import part_names
+from localkv.loader.tensor_reader import FileTensors
 from localkv.quant_formats.base import QuantFormat, split_blocks
 from localkv.system.files import check_place, written_whole
 
@@ -63,16 +66,19 @@ class Conversion:
         source: as it is.
         goal: as it will be.
         importance: float32 [experts, n_in] of its columns, or None.
+        factors: what its values are multiplied with (`loader/smoothing.py`): float32 [n],
+            [n_out, 1] and [1, n_in].
     """
 
     source: TensorInfo
     goal: NewTensor
     importance: Floats | None
+    factors: tuple[Floats, ...] = ()
 
     @property
     def changes(self) -> bool:
         """Whether its values are rounded again, or copied as bytes."""
-        return self.source.format != self.goal.format
+        return self.source.format != self.goal.format or bool(self.factors)
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,14 @@ class Quantization:
         parts: the new ones; one, unless the old file's parts are kept.
         keeps_split: the new files' names are numbered.
         without_importance: matrices of which the importance matrix says nothing.
+        n_smoothed: matrices whose input is smoothed.
     """
 
     gguf: GGUFFile
     parts: Sequence[Part]
     keeps_split: bool
     without_importance: Sequence[str]
+    n_smoothed: int = 0
 
     @property
     def conversions(self) -> list[Conversion]:
@@ -127,6 +135,7 @@ class Request:
         allow_requantize: also of tensors that are no floats.
         pruned: layers that are left out.
         is_trial: only sizes are wanted, so that an importance matrix may be missing.
+        smooth: the strength that inputs of matrices are smoothed with, 0 for none.
     """
 
     choices: TypeChoices | None
@@ -135,6 +144,7 @@ class Request:
     allow_requantize: bool = False
     pruned: Sequence[int] = ()
     is_trial: bool = False
+    smooth: float = 0.0
 
 
 def model_facts(gguf: GGUFFile) -> ModelFacts:
@@ -196,10 +206,11 @@ def plan_quantization(gguf: GGUFFile, request: Request) -> Quantization:
 
     Raises:
         UsageError: a tensor can't be of its type, needs an importance matrix, or is rounded
-            already.
+            already; or the model has nothing that can be smoothed.
         ModelFileError: the importance matrix is another model's.
     """
     renamed = _renamed(gguf, request.pruned)
+    factors = _factors(gguf, request) if request.smooth else {}
     names = write_order(list(renamed.old))
     if request.keep_split:
         places = {new: gguf.tensors[old] for new, old in renamed.old.items()}
@@ -215,16 +226,64 @@ def plan_quantization(gguf: GGUFFile, request: Request) -> Quantization:
         if choices is not None:
             fmt = mixture.format_of(name, info.shape, info.format)
         goal = NewTensor(name, trimmed(info.shape), fmt)
-        importance = None
-        if fmt != info.format:
-            if request.importance is not None:
+        importance, own = None, factors.get(info.name, ())
+        if fmt != info.format or own:
+            is_matrix = len(info.shape) > 1
+            if request.importance is not None and (is_matrix or fmt != info.format):
                 importance = request.importance.of(info.name, info.shape)
                 if importance is None:
                     without.append(name)
             _check(goal, info, importance, request)
-        conversions.append(Conversion(info, goal, importance))
+        for columns in (by for by in own if by.shape[0] == 1 and importance is not None):
+            importance = (importance / np.square(columns)).astype(
+                np.float32
+            )  # of activations that are divided
+        conversions.append(Conversion(info, goal, importance, own))
     parts = _parts(gguf, conversions, request, renamed.n_layers)
-    return Quantization(gguf, parts, request.keep_split, without)
+    n_smoothed = sum(by.shape[0] == 1 for own in factors.values() for by in own)
+    return Quantization(gguf, parts, request.keep_split, without, n_smoothed)
+
+
+def _factors(gguf: GGUFFile, request: Request) -> dict[str, tuple[Floats, ...]]:
+    """What tensors are multiplied with, by their names in the file.
+
+    Raises:
+        UsageError: the importance matrix has no input that can be smoothed, or there is none.
+    """
+    config, found = model_spec(gguf), dict[str, tuple[Floats, ...]]()
+    assert request.importance is not None
+    inputs = matrix_inputs(config, gguf.tensors)
+    if not inputs:
+        raise UsageError(
+            f"no matrix of this {config.architecture} model has an input that can be smoothed",
+            hint="leave out --smooth",
+        )
+    for one in inputs:
+        known = (request.importance.of(name, gguf.tensors[name].shape) for name in one.readers)
+        means = next((columns[0] for columns in known if columns is not None), None)
+        if means is None or not one.makers:
+            continue
+        columns = _column_sizes(gguf, one.readers)
+        channels = input_channels(np.sqrt(means), columns, request.smooth)
+        for name, by in one.tensor_factors(channels, gguf.tensors).items():
+            found[name] = (*found.get(name, ()), by)
+    if not found:
+        raise UsageError(
+            f"{printable(request.importance.path)} has no matrix whose input can be smoothed",
+            hint="take an importance matrix of the same model",
+        )
+    return found
+
+
+def _column_sizes(gguf: GGUFFile, names: Sequence[str]) -> NDArray[np.float64]:
+    """Root mean squares of the columns of matrices together: [n_in]."""
+    squares, n_rows = np.zeros(gguf.tensors[names[0]].shape[-1]), 0
+    for name in names:
+        for _, tile in FileTensors(gguf).packed(name, gguf.tensors[name].shape).row_tiles():
+            values = tile.decode()
+            squares += np.einsum("ij,ij->j", values, values)
+            n_rows += len(values)
+    return np.sqrt(squares / n_rows)
 
 
 def _check(goal: NewTensor, info: TensorInfo, importance: Floats | None, request: Request) -> None:
@@ -263,6 +322,8 @@ def _parts(
         added["general.file_type"] = keys["general.file_type"]
     if request.importance is not None:
         added |= _importance_keys(request.importance)
+    if request.smooth:
+        added[SMOOTHED] = gguf_copy.f32(request.smooth)
     if request.pruned:
         architecture = gguf.metadata.string("general.architecture")
         added[f"{architecture}.block_count"] = gguf_copy.u32(n_layers)
@@ -399,8 +460,12 @@ def _pieces(
             if item.importance is not None:
                 importance = item.importance[min(matrix, len(item.importance) - 1)]
             for start in range(first, first + matrix_rows, step):
-                piece = rows[start : min(start + step, first + matrix_rows)]
-                waiting.append(pool.submit(_made, item, piece, importance, moved is not None))
+                part = slice(start, min(start + step, first + matrix_rows))
+                factors = [by[part] if by.shape[-1] == 1 else by for by in item.factors]
+                is_measured = moved is not None
+                waiting.append(
+                    pool.submit(_made, item, rows[part], importance, factors, is_measured)
+                )
                 if len(waiting) > 2 * n_threads:
                     yield first_one()
         while waiting:
@@ -411,11 +476,18 @@ def _pieces(
 
 
 def _made(
-    item: Conversion, rows: NDArray[np.uint8], importance: Floats | None, is_measured: bool
+    item: Conversion,
+    rows: NDArray[np.uint8],
+    importance: Floats | None,
+    factors: Sequence[Floats],
+    is_measured: bool,
 ) -> tuple[NDArray[np.uint8], Errors | None]:
-    """Rows of the old type in the new one, checked, and their errors if they are measured."""
+    """Rows of the old type in the new one, multiplied with their factors, checked, and their errors
+    if they are measured."""
     fmt, source = item.goal.format, item.source.format
     x = source.codec.decode(split_blocks(source, rows)).reshape(len(rows), -1)
+    for by in factors:
+        x = x * by
     if not np.isfinite(x).all():
         raise ModelFileError(
             f"tensor {quoted(item.source.name)} has values that are not finite numbers",

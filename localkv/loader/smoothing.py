@@ -1,4 +1,4 @@
-"""Smoothing: large channels of K and V made smaller before they are packed, inside the weights.
+"""Smoothing: large channels made smaller before they are rounded, inside the weights.
 
 A type with a scale for several channels loses the small ones beside a large one. Dividing K's
 channels and multiplying q's, V's and the columns of `attn_output`, leaves the model as it is
@@ -12,6 +12,11 @@ RoPE mixes the two channels of a pair, which therefore share a factor; a norm of
 weight for all of them makes all heads share theirs. Values that are multiplied need columns of
 `attn_output` that are divided. An outlier twin (`models/outliers.py`) makes channels larger in the
 same way.
+
+Products with packed weights round their input to 8 bits, 32 values to a scale. There an outlier
+costs the 31 values beside it. So when a file is made, channels of such an input (`MatrixInput`) are
+divided in a norm's weight or in the rows of `ffn_up`. Columns of what reads it are multiplied
+(SmoothQuant: arXiv:2211.10438, section 4).
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, ModelSpec, NormSpec, RopeSpec
+from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from localkv.cache.profile import KVProfile
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError
@@ -334,3 +339,108 @@ class SmoothedTensors:
 
     def release(self, name: str) -> None:
         self.source.release(name)
+
+
+SMOOTHED = "quantize.smoothing"
+"""A file's key: the alpha that inputs of its matrices were smoothed with."""
+
+
+@dataclass(frozen=True)
+class MatrixInput:
+    """What one or several matrices are multiplied with.
+
+    Attributes:
+        makers: the tensors that its channels are proportional to: a norm's weight and bias, or a
+            matrix with a row for each channel.
+        readers: the matrices.
+    """
+
+    makers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+    def tensor_factors(
+        self, channels: Factors, tensors: Mapping[str, TensorInfo]
+    ) -> dict[str, Factors]:
+        """What each tensor is multiplied with, in a shape that broadcasts, so that channels are
+        multiplied with `channels` [n_in] and the matrices' products stay."""
+        rows = {
+            name: channels.reshape(-1, 1) if len(tensors[name].shape) > 1 else channels
+            for name in self.makers
+        }
+        columns = (1 / channels).astype(np.float32).reshape(1, -1)
+        return rows | dict.fromkeys(self.readers, columns)
+
+
+def matrix_inputs(config: ModelSpec, tensors: Mapping[str, TensorInfo]) -> list[MatrixInput]:
+    """The inputs of matrices that can be smoothed.
+
+    They are what the norms before attention and before dense feed-forward blocks make, and what
+    the last matrix of a gated block reads. Left out are inputs that anything else reads, too. The
+    output matrix is also left out: embeddings are what its norm gives. So is `attn_output`, whose
+    input costs least by far.
+
+    Args:
+        tensors: the tensors of the model's file.
+    """
+    found = list[MatrixInput]()
+    if config.altup is not None or config.is_encoder:
+        return found
+    for i, layer in enumerate(config.layers):
+        if layer.parallel or layer.beside is not None or layer.laurel is not None:
+            continue
+        at = f"blk.{i}."
+        if isinstance(layer.mixer, AttentionSpec):
+            readers = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate")
+            found += _after_norm(layer.attn_norm, readers, tensors, at)
+        if isinstance(layer.ffn, MlpSpec):
+            found += _after_norm(layer.ffn_norm, ("ffn_gate", "ffn_up"), tensors, at)
+            found += _of_last_matrix(layer, layer.ffn, tensors, at)
+    return found
+
+
+def _after_norm(
+    norm: NormSpec | None, readers: tuple[str, ...], tensors: Mapping[str, TensorInfo], at: str
+) -> list[MatrixInput]:
+    if norm is None or not norm.tensor:
+        return []
+    makers = _of_norm(norm, np.ones((1, 1), np.float32), tensors, at)
+    names = tuple(f"{at}{name}.weight" for name in readers)
+    return [_present((*makers,), names, tensors)]
+
+
+def _of_last_matrix(
+    layer: LayerSpec, ffn: MlpSpec, tensors: Mapping[str, TensorInfo], at: str
+) -> list[MatrixInput]:
+    """The input of `ffn_down`, if it is proportional to what `ffn_up` gives."""
+    is_clamped = ffn.limit or ffn.activation == "swiglu_oai"
+    gate, up = (f"{at}ffn_{name}" for name in ("gate", "up"))
+    if not ffn.gated or is_clamped or layer.hidden_norm is not None:
+        return []
+    if f"{gate}.weight" not in tensors:  # one tensor has the rows of both
+        return []
+    return [_present((f"{up}.weight", f"{up}.bias"), (f"{at}ffn_down.weight",), tensors)]
+
+
+def _present(
+    makers: tuple[str, ...], readers: tuple[str, ...], tensors: Mapping[str, TensorInfo]
+) -> MatrixInput:
+    return MatrixInput(
+        tuple(name for name in makers if name in tensors),
+        tuple(name for name in readers if name in tensors),
+    )
+
+
+def input_channels(sizes: Sizes, columns: Sizes, alpha: float = ALPHA) -> Factors:
+    """What the channels of an input are multiplied with: float32 [n_in], powers of two.
+
+    A channel is divided by its size to the power of alpha and multiplied with that of its columns
+    to the power of 1 - alpha.
+
+    Args:
+        sizes: root mean squares of the input's channels: [n_in].
+        columns: root mean squares of its matrices' columns: [n_in].
+    """
+    (exponents,) = _exponents(
+        np.asarray(sizes[None], np.float64), alpha, np.asarray(columns[None], np.float64)
+    )
+    return np.exp2(-np.array(exponents, np.float32))

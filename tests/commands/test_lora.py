@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from localkv.loader.gguf_file import open_gguf
 from support.adapters import write_adapter
+from support.quantize_models import write_importance
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,16 @@ def test_wrong_options(program, adapter: Path, tiny_model: Path, given: str, mes
     assert result.code != 0
     assert result.err_lines[-1].startswith(("error:", "hint:"))
     assert message in result.err
+
+
+def test_it_is_refused_with_a_smoothed_file(
+    program, adapter: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    tensors = open_gguf(tiny_model).tensors.values()
+    sizes, model = tmp_path / "sizes.dat", tmp_path / "smooth.gguf"
+    write_importance(sizes, {x.name: x.shape[-1] for x in tensors if len(x.shape) == 2})
+    made = ("quantize", "--imatrix", sizes, "--smooth", "0.5", "--allow-requantize")
+    assert "smoothed: the inputs of" in program(*made, tiny_model, model, "F32").out
+    result = program("complete", "-m", str(model), "-p", "Once", "-n", "1", "--lora", str(adapter))
+    assert result.code != 0
+    assert "a file that localkv quantize --smooth made" in result.err_lines[0]

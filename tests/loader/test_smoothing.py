@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,27 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.errors import ModelFileError
+from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import attention_reference, reference_backend
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.importance import Importance
 from localkv.loader.model_header import model_spec
+from localkv.loader.quantised_format import TypeChoices
+from localkv.loader.quantize import Request, plan_quantization, write_files
 from localkv.loader.smoothing import (
+    SMOOTHED,
     Smoothing,
     attention_layers,
+    matrix_inputs,
     pairs_of_channels,
     share_heads,
     smoothing_of,
 )
 from localkv.loader.synthetic import random_blocks, set_scales
+from localkv.loader.tensor_reader import FileTensors
 from localkv.loader.weights import load_model
+from localkv.quality.activations import Squares, read_chunks
 from localkv.quality.ranges import channel_sizes
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import split_blocks
@@ -253,3 +261,75 @@ def test_a_scale_beyond_its_range_is_an_error(tmp_path: Path) -> None:
     much = tuple((-30,) * spec.key_dim for _ in range(spec.n_kv_heads))
     with pytest.raises(ModelFileError, match=r"blk\.0\.attn_k\.weight.*range of fp16"):
         load_model(path, reference_backend(), smoothing=Smoothing(1.0, {0: much}, {}))
+
+
+def sizes_of_inputs(path: Path) -> Importance:
+    """An importance matrix in which channels of each input have sizes of their own."""
+    gguf, rng, columns = open_gguf(path), np.random.default_rng(2), dict[str, np.ndarray]()
+    for one in matrix_inputs(model_spec(gguf), gguf.tensors):
+        width = gguf.tensors[one.readers[0]].shape[-1]
+        squares = np.exp2(rng.uniform(-8, 8, width)).astype(np.float32)
+        columns |= dict.fromkeys(one.readers, squares)
+    return Importance("none", (), 0, columns)
+
+
+def smoothed_file(path: Path, to: Path, kind: str, importance: Importance) -> Path:
+    request = Request(TypeChoices(kind), importance, smooth=0.5)
+    write_files(plan_quantization(open_gguf(path), request), to, 1)
+    return to
+
+
+@pytest.mark.parametrize("name", [*NAMES, "hunyuan_vl", "plamo", "starcoder2", "qwen35", "gemma4"])
+def test_a_file_with_smoothed_inputs_has_the_same_logits(name: str, tmp_path: Path) -> None:
+    model = OTHERS[name]() if name in OTHERS else variant(name)
+    kind = () if isinstance(model, HybridModel) else (GGMLType.F32,)
+    path = model.write(tmp_path / "model.gguf", *kind)
+    importance = sizes_of_inputs(path)
+    inputs = matrix_inputs(model_spec(open_gguf(path)), open_gguf(path).tensors)
+    if not inputs:  # the norm of parallel blocks is read by both
+        assert name in ("plamo",)
+        with pytest.raises(UsageError, match="no matrix of this plamo model"):
+            smoothed_file(path, tmp_path / "smooth.gguf", "F32", importance)
+        return
+    other = smoothed_file(path, tmp_path / "smooth.gguf", "F32", importance)
+    assert open_gguf(other).metadata.number(SMOOTHED) == 0.5
+    assert torch.equal(engine(path, None).logits(IDS), engine(other, None).logits(IDS))
+    for one in inputs:
+        for tensor in (*one.makers, *one.readers):
+            before, after = (FileTensors(open_gguf(x)) for x in (path, other))
+            shape = open_gguf(path).tensors[tensor].shape
+            assert (
+                before.packed(tensor, shape).decode() != after.packed(tensor, shape).decode()
+            ).any()
+
+
+def test_inputs_that_something_else_reads_stay() -> None:
+    gguf = open_gguf(MODELS / "tales-4M-F16.gguf")
+    config = model_spec(gguf)
+    n = len(matrix_inputs(config, gguf.tensors))
+    assert n == 3 * config.n_layers
+    parallel = [replace(layer, parallel=True) for layer in config.layers]
+    assert matrix_inputs(replace(config, layers=tuple(parallel)), gguf.tensors) == []
+    clamped = [replace(x, ffn=replace(x.mlp, limit=7.0)) for x in config.layers if x.mlp]
+    assert len(matrix_inputs(replace(config, layers=tuple(clamped)), gguf.tensors)) == n * 2 // 3
+
+
+def test_outliers_of_inputs_cost_nothing_in_a_smoothed_file(tmp_path: Path) -> None:
+    source, twin = MODELS / "tales-4M-F16.gguf", tmp_path / "twin.gguf"
+    write_twin(source, twin, Outliers(k_pairs=0, v_channels=0, x_channels=4))
+    cache, ids = CacheConfig("f32", "f32", n_ctx=64, kv_rotation="off"), [i + 9 for i in IDS]
+    model, found = load_model(twin, cpu_backend())[0], Squares(lambda name: True)
+    list(read_chunks(model, [ids], cache, found.add))
+    importance = Importance("none", (), 0, {name: one.means for name, one in found.sums.items()})
+    write_files(
+        plan_quantization(open_gguf(twin), Request(TypeChoices("Q8_0"))), tmp_path / "q8", 1
+    )
+    smoothed_file(twin, tmp_path / "smooth", "Q8_0", importance)
+
+    def logits(path: Path) -> np.ndarray:
+        return np.asarray(Engine(load_model(path, cpu_backend())[0], cache).logits(ids))
+
+    exact = logits(twin)
+    np.testing.assert_array_equal(exact, logits(source))
+    plain, smooth = (np.abs(logits(tmp_path / x) - exact).mean() for x in ("q8", "smooth"))
+    assert smooth < plain / 2

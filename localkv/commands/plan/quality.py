@@ -201,7 +201,9 @@ def quality_lines(
                 plan.next_mib(one),
             )
         )
-    exact = sum(FORMATS[name].block_size == 1 for name in chosen.types)
+    halves = chosen.types.count("bf16")
+    exact = sum(FORMATS[name].block_size == 1 for name in chosen.types) - halves
+    some = f", {halves} activations in BF16 where the CPU multiplies it" if halves else ""
     counts = {name: list(chosen.types).count(name) for name in sorted(set(chosen.types))}
     words = ", ".join(f"{n} {name}" for name, n in counts.items())
     lines = [
@@ -210,7 +212,7 @@ def quality_lines(
         f"chosen for {byte_size(plan.budget)}: weights {byte_size(chosen.weights)}, K and V "
         f"{chosen.cache.name} {byte_size(chosen.cache.n_bytes)}, scratch "
         f"{byte_size(chosen.cache.scratch)}; KLD {chosen.kld:.2e}",
-        f"matrices: {words}; {exact} meet float32 activations, the others 8-bit ones",
+        f"matrices: {words}; {exact} meet float32 activations{some}, the others 8-bit ones",
     ]
     if types_file is None:
         return [*lines, "--save-types FILE writes the types for localkv quantize"]
