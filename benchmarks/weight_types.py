@@ -1,4 +1,6 @@
-"""What types of weights cost: bytes, seconds, divergence, with and without an importance matrix.
+"""What types of weights cost: bytes, seconds, divergence, by how they are rounded.
+
+Values are rounded without an importance matrix, with it, and with it and error feedback.
 
     python benchmarks/weight_types.py SMOLLM2.gguf GEMMA3.gguf [--llama-quantize PROGRAM]
 
@@ -24,6 +26,8 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.quality.scores import calibration_text
 
 TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_S")
+UNFED = ("Q8_0", "Q6_K")
+"""Errors are not fed back in types of more than five bits."""
 HANDBOOK = Path(__file__).parents[1] / "tests" / "data" / "handbook.txt"
 
 
@@ -47,7 +51,14 @@ def costs(model: Path, base: Path, chunks: int) -> dict[str, Any]:
     return found
 
 
-def rows(model: Path, types: list[str], chunks: int, program: str | None, folder: Path) -> None:
+def rows(
+    model: Path,
+    types: list[str],
+    chunks: int,
+    program: str | None,
+    calibration: Path | None,
+    folder: Path,
+) -> None:
     f16, base, out = folder / "f16.gguf", folder / "base", folder / "out.gguf"
     localkv("quantize", "--allow-requantize", model, f16, "F16")
     (folder / "text.txt").write_text(calibration_text())
@@ -55,13 +66,21 @@ def rows(model: Path, types: list[str], chunks: int, program: str | None, folder
     words = ("-m", f16, "-f", HANDBOOK, "--chunks", chunks, "--save-base", base)
     print(
         f"| {model.name}, F16 | {f16.stat().st_size / 2**20:.1f} | | "
-        f"{localkv('perplexity', *words).split()[-3]} | | |",
+        f"{localkv('perplexity', *words).split()[-3]} | | | |",
         flush=True,
     )
     for name in types:
         cells = [name]
-        for importance in ((), ("--imatrix", folder / "i.gguf")):
-            localkv("quantize", *importance, f16, out, name)  # compiles
+        weighted = ("--imatrix", folder / "i.gguf")
+        fed = (*weighted, "--method", "gptq")
+        if calibration is not None:
+            fed += ("--calibration", calibration)
+        for importance in ((), weighted, fed):
+            if "--method" in importance and name in UNFED:
+                cells.append("")
+                continue
+            if not importance:
+                localkv("quantize", f16, out, name)  # compiles
             started = time.perf_counter()
             localkv("quantize", *importance, f16, out, name)
             seconds = time.perf_counter() - started
@@ -70,7 +89,7 @@ def rows(model: Path, types: list[str], chunks: int, program: str | None, folder
             found = costs(out, base, chunks)
             kld, ppl = found["divergence"]["kld"], found["ppl"]["value"]
             cells.append(f"{kld['value']:.4f} ± {kld['error']:.4f}, {ppl:.2f}")
-            if program is not None:
+            if program is not None and "--method" not in importance:
                 theirs = folder / "theirs.gguf"
                 command = [program, *map(str, importance), str(f16), str(theirs), name, "2"]
                 subprocess.run(command, check=True, capture_output=True)
@@ -85,11 +104,14 @@ def main() -> None:
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--llama-quantize")
+    parser.add_argument("--calibration", type=Path, help="the text for error feedback")
     given = parser.parse_args()
-    print("| | MiB | seconds | KLD and PPL | with importance |\n|---|---|---|---|---|")
+    print("| | MiB | seconds | KLD and PPL | with importance | and gptq |")
+    print("|---|---|---|---|---|---|")
     for model in given.models:
         with tempfile.TemporaryDirectory() as folder:
-            rows(model, given.types.split(","), given.chunks, given.llama_quantize, Path(folder))
+            types = given.types.split(",")
+            rows(model, types, given.chunks, given.llama_quantize, given.calibration, Path(folder))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from localkv.errors import LocalKVError, ModelFileError, UsageError, byte_size, 
 from localkv.kernels.cpu.jit.specialize import OnKernel, compiling_ahead
 from localkv.kernels.cpu.quantize.rows import ONLY_WEIGHTED, encode_rows, encode_source
 from localkv.loader import gguf_copy
+from localkv.loader.error_feedback import TYPES as FED_TYPES
+from localkv.loader.error_feedback import Moments, encode_with_feedback
 from localkv.loader.gguf_copy import NewFile, NewTensor
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
@@ -54,6 +56,10 @@ Floats = NDArray[np.float32]
 Errors = NDArray[np.float64]
 """float64 [3] of a tensor: the sum of squared errors; of these times the importance of their
 columns; and of the importance of all values, 0 without any."""
+MomentsOf = Callable[[str], Moments | None]
+"""The name of a matrix -> what the rows are like that meet it; None if nobody knows."""
+FED_PIECE_VALUES = 1 << 20
+"""Values of a piece that is rounded with feedback: columns of fewer rows would take as long."""
 OnTensor = Callable[[int, int, str], None]
 """(how many tensors are done, of how many, the name of the next one)."""
 
@@ -79,6 +85,12 @@ class Conversion:
     def changes(self) -> bool:
         """Whether its values are rounded again, or copied as bytes."""
         return self.source.format != self.goal.format or bool(self.factors)
+
+    @property
+    def can_feed_back(self) -> bool:
+        """Whether it can be rounded with error feedback: a matrix, and no stack of experts."""
+        is_matrix = len(self.source.shape) == 2 and self.source.shape[0] > 1
+        return self.changes and is_matrix and self.goal.format.name in FED_TYPES
 
 
 @dataclass(frozen=True)
@@ -388,10 +400,17 @@ def check_goal(plan: Quantization, out: Path) -> None:
         )
 
 
-def needed_kernels(plan: Quantization) -> list[tuple[QuantFormat, bool]]:
-    """The types of `encode_rows` that the tensors need, and whether with importance."""
+def needed_kernels(plan: Quantization, feeds: bool = False) -> list[tuple[QuantFormat, bool]]:
+    """The types of `encode_rows` that the tensors need, and whether with importance.
+
+    Args:
+        feeds: errors are fed back.
+    """
     kinds = {
-        (item.goal.format.name, item.importance is not None): item.goal.format
+        (
+            item.goal.format.name,
+            item.importance is not None or (feeds and item.can_feed_back),
+        ): item.goal.format
         for item in plan.conversions
         if item.changes and item.goal.format.block_size > 1
     }
@@ -405,18 +424,22 @@ def write_files(
     on_tensor: OnTensor = lambda done, total, name: None,
     on_kernel: OnKernel = lambda done, total: None,
     errors: dict[str, Errors] | None = None,
+    moments_of: MomentsOf | None = None,
 ) -> None:
     """Make the files; they take their names once all of them are whole.
 
     Args:
         errors: filled with each new tensor's, if it is given, which takes some more time.
+        moments_of: of matrices that are rounded with error feedback, by their names in the old
+            file; None rounds each value by itself.
 
     Raises:
         ModelFileError: a tensor has a value that is not finite, or too large for its type; or the
             model was changed meanwhile.
         OSError: a file can't be written.
     """
-    sources = [encode_source(fmt, weighted=weighted) for fmt, weighted in needed_kernels(plan)]
+    wanted = needed_kernels(plan, moments_of is not None)
+    sources = [encode_source(fmt, weighted=weighted) for fmt, weighted in wanted]
     with compiling_ahead(sources, n_cores=n_threads, on_kernel=on_kernel):
         pass
     total, done = len(plan.conversions), 0
@@ -427,7 +450,10 @@ def write_files(
             for item in part.conversions:
                 on_tensor(done, total, item.goal.name)
                 moved = None if errors is None else errors.setdefault(item.goal.name, np.zeros(3))
-                for data in _pieces(plan.gguf, item, pool, n_threads, moved):
+                moments = None
+                if moments_of is not None and item.can_feed_back:
+                    moments = moments_of(item.source.name)
+                for data in _pieces(plan.gguf, item, pool, n_threads, moved, moments):
                     file.write(data.data)
                 part.file.pad(file, item.goal)
                 plan.gguf.release(item.source.name)
@@ -436,7 +462,12 @@ def write_files(
 
 
 def _pieces(
-    gguf: GGUFFile, item: Conversion, pool: ThreadPoolExecutor, n_threads: int, moved: Errors | None
+    gguf: GGUFFile,
+    item: Conversion,
+    pool: ThreadPoolExecutor,
+    n_threads: int,
+    moved: Errors | None,
+    moments: Moments | None,
 ) -> Iterator[NDArray[np.uint8]]:
     """The new bytes of a tensor, a piece at a time, whose errors are added to `moved`."""
     data = gguf.data(item.source.name)
@@ -445,7 +476,8 @@ def _pieces(
         yield rows
         return
     matrix_rows = item.source.shape[-2] if len(item.source.shape) > 1 else 1
-    step = max(16, PIECE_VALUES // item.source.shape[-1] // 16 * 16)
+    n_values = PIECE_VALUES if moments is None else FED_PIECE_VALUES
+    step = max(16, n_values // item.source.shape[-1] // 16 * 16)
     waiting = deque[Future[tuple[NDArray[np.uint8], Errors | None]]]()
 
     def first_one() -> NDArray[np.uint8]:
@@ -462,10 +494,8 @@ def _pieces(
             for start in range(first, first + matrix_rows, step):
                 part = slice(start, min(start + step, first + matrix_rows))
                 factors = [by[part] if by.shape[-1] == 1 else by for by in item.factors]
-                is_measured = moved is not None
-                waiting.append(
-                    pool.submit(_made, item, rows[part], importance, factors, is_measured)
-                )
+                given = importance, moments, factors, moved is not None
+                waiting.append(pool.submit(_made, item, rows[part], *given))
                 if len(waiting) > 2 * n_threads:
                     yield first_one()
         while waiting:
@@ -479,6 +509,7 @@ def _made(
     item: Conversion,
     rows: NDArray[np.uint8],
     importance: Floats | None,
+    moments: Moments | None,
     factors: Sequence[Floats],
     is_measured: bool,
 ) -> tuple[NDArray[np.uint8], Errors | None]:
@@ -493,7 +524,10 @@ def _made(
             f"tensor {quoted(item.source.name)} has values that are not finite numbers",
             hint="the file is damaged, or was made by a training that failed",
         )
-    if fmt.block_size > 1:
+    if moments is not None:
+        weights = moments.importance if importance is None else importance
+        out = encode_with_feedback(fmt, x, weights, moments)
+    elif fmt.block_size > 1:
         out = encode_rows(fmt, x, importance)
     else:
         (plane,) = fmt.codec.encode(x)

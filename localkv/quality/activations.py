@@ -7,6 +7,7 @@ the file's tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.logprobs import Logits, TokenScores
 from localkv.errors import LocalKVError, UsageError, quoted
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights
+from localkv.loader.error_feedback import FIRST_SHARE, Moments
 from localkv.loader.importance import Sums
 from localkv.model import ModelWeights, Transformer
 from localkv.quality.scores import first_scored, n_scored, score_chunk
@@ -217,3 +219,119 @@ class Squares:
             name: Sums(sums.astype(np.float32).reshape(-1), counts)
             for name, (sums, counts) in self._found.items()
         }
+
+
+MOMENT_BYTES = 2 << 30
+"""Most bytes of sums that are kept at a time; the text is read again for further layers."""
+
+
+class TextMoments:
+    """Second moments of the rows that meet the matrices of layers, over a text.
+
+    As many layers are measured at a time as there is room for, from the one that is asked for on.
+
+    Args:
+        chunks: token ids, at least two of each; each is a sequence of its own.
+        cache: of K and V, of at least the longest chunk.
+        widths: n_in of each matrix that will be asked for, by its name.
+        on_chunk: called with the chunks that are read, of how many.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        chunks: Sequence[Sequence[int]],
+        cache: CacheConfig,
+        widths: Mapping[str, int],
+        on_chunk: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self._model, self._chunks, self._cache = model, chunks, cache
+        self._on_chunk = on_chunk
+        self._widths = dict[int, dict[str, int]]()
+        for name, width in widths.items():
+            if (layer := _layer_of(name)) is not None:
+                self._widths.setdefault(layer, {})[name] = width
+        self._measured = range(0)
+        self._sums = dict[str, _Products]()
+        self._made: tuple[_Products, Moments] | None = None
+
+    def of(self, name: str) -> Moments | None:
+        """The moments of a matrix; None if it is of no layer, or met nothing.
+
+        Raises:
+            LocalKVError: an activation is not finite.
+        """
+        layer = _layer_of(name)
+        if layer is None or name not in self._widths.get(layer, {}):
+            return None
+        if layer not in self._measured:
+            self._measure(layer)
+        sums = self._sums.get(name)
+        if sums is None:
+            return None
+        if self._made is None or self._made[0] is not sums:
+            mean = sums.mean
+            if not np.isfinite(mean).all():
+                raise LocalKVError(f"activations that meet {quoted(name)} are not finite")
+            self._made = sums, Moments.of_mean(mean)
+        return self._made[1]
+
+    def _measure(self, first: int) -> None:
+        self._sums, end, left = {}, first, MOMENT_BYTES
+        while end < self._model.config.n_layers:
+            left -= sum(8 * width * width for width in self._widths.get(end, {}).values())
+            if left < 0 and end > first:
+                break
+            end += 1
+        self._measured = range(first, end)
+        wanted = {name for layer in self._measured for name in self._widths.get(layer, {})}
+        last: tuple[Floats, _Products] | None = None
+
+        def on_rows(met: Met, part: int, rows: Floats) -> None:
+            nonlocal last
+            names = [name for name in met.names if name in wanted]
+            if not names:
+                return
+            if last is None or last[0] is not rows:
+                own = self._sums.get(names[0]) or _Products(rows.shape[-1])
+                own.add(rows)
+                last = rows, own
+            for name in names:  # several matrices meet the same rows
+                self._sums[name] = last[1]
+
+        reading = read_chunks(
+            self._model.first_layers(end),
+            self._chunks,
+            self._cache,
+            on_rows,
+            n_batch=max(map(len, self._chunks)),
+        )
+        for done, _ in enumerate(reading, 1):
+            self._on_chunk(done, len(self._chunks))
+
+
+class _Products:
+    """Sums of x^T x, float32 [n_in, n_in]: of the first tokens of chunks, and of the others."""
+
+    def __init__(self, n_in: int) -> None:
+        self.first, self.others = (np.zeros((n_in, n_in), np.float32) for _ in range(2))
+        self.n_chunks = self.n_others = 0
+
+    def add(self, rows: Floats) -> None:
+        """Add a whole chunk."""
+        first, others = rows[:1], rows[1:]
+        self.first += first.T @ first
+        self.others += others.T @ others
+        self.n_chunks += 1
+        self.n_others += len(others)
+
+    @property
+    def mean(self) -> Floats:
+        """The mean over other tokens, with the share of first ones: float32 [n_in, n_in]."""
+        share = np.float32(FIRST_SHARE / self.n_chunks)
+        return self.others / np.float32(self.n_others) + share * self.first
+
+
+def _layer_of(name: str) -> int | None:
+    found = re.match(r"blk\.(\d+)\.", name)
+    return None if found is None else int(found[1])
