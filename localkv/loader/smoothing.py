@@ -433,8 +433,8 @@ def _present(
 def input_channels(sizes: Sizes, columns: Sizes, alpha: float = ALPHA) -> Factors:
     """What the channels of an input are multiplied with: float32 [n_in], powers of two.
 
-    A channel is divided by its size to the power of alpha and multiplied with that of its columns
-    to the power of 1 - alpha.
+    A channel is divided by its size to the power of alpha, and multiplied with the size of its
+    columns to the power of 1 - alpha.
 
     Args:
         sizes: root mean squares of the input's channels: [n_in].
